@@ -23,6 +23,7 @@ from pytools.cli_options import (
     client_of,
     common,
     filtered,
+    finite,
 )
 from pytools.errors import SwerveError, not_permitted
 
@@ -185,17 +186,45 @@ def tap(netns: str | None, command: Sequence[str]) -> int:
     return tap_command.run(list(command), netns)
 
 
-@click.command(epilog="Example: swerve jobs -n swerve-x-h1 --sort lag -i 2")
+@click.group(invoke_without_command=True, epilog="Example: swerve jobs -n swerve-x-h1 --sort lag -i 2")
 @filtered("job", "pid", "command", "dst", "interface", "path", "pod")
 @common()
-def jobs(options: Options, asked: Asked) -> None:
+@click.pass_context
+def jobs(context: click.Context, options: Options, asked: Asked) -> None:
     """Show distributed jobs: ranks on this host, connections, bytes by path, and which rank is behind.
 
     Finds ranks by the environment that torchrun, Slurm or MPI gave them, and queries NCCL's RAS on this host: a rank is
     behind when it has begun fewer collective operations than another one had a moment earlier. The first table takes
     six seconds. Details: docs/jobs.md
     """
-    _frames(options, "jobs", asked)
+    if context.invoked_subcommand is None:
+        _frames(options, "jobs", asked)
+
+
+@jobs.command(
+    "watch",
+    epilog="Example: swerve jobs watch -i 2 -- torchrun --nproc-per-node 8 train.py",
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)
+@click.option("-j", "--json", "as_json", is_flag=True, help="Print one JSON object per communicator and interval.")
+@click.option(
+    *("-i", "--interval"),
+    type=click.FloatRange(min=0.2),
+    callback=finite,
+    default=5.0,
+    metavar="SECONDS",
+    help="Report every SECONDS (default: 5).",
+)
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+def watch_job(as_json: bool, interval: float, command: Sequence[str]) -> int:
+    """Run COMMAND with NCCL's profiler plugin, and name the rank that the others wait for.
+
+    Reports go to standard error: per communicator, the operations, bytes and kernel durations of the ranks on this
+    host. Needs no agent. Details: docs/nccl.md
+    """
+    from pytools.sources.jobs.nccl import watch_command
+
+    return watch_command.run(list(command), interval, as_json)
 
 
 @click.command("self", epilog="Example: swerve self -n swerve-x-h1 -c 1")

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -397,3 +399,40 @@ def test_the_variables_name_a_plugin_that_nccl_can_load(tmp_path: Path) -> None:
         ["nm", "-D", "--defined-only", chosen["NCCL_PROFILER_PLUGIN"]], capture_output=True, text=True, check=True
     )
     assert {line.split()[-1] for line in symbols.stdout.splitlines()} == {f"ncclProfiler_v{each}" for each in VERSIONS}
+
+
+def watched(tmp_path: Path, ranks: dict[int, str], *options: str) -> subprocess.CompletedProcess[str]:
+    """`swerve jobs watch` of a job whose ranks each do as told, on a terminal of nobody."""
+    app, _ = built(ADDRESS)
+    script = ["#!/bin/sh"]
+    for rank, said in ranks.items():
+        (tmp_path / f"rank{rank}").write_text(f"init 77 {len(ranks)} {rank}\nmask 70\n{said}\nfinalize\nexit\n")
+        script.append(f"{app} $NCCL_PROFILER_PLUGIN 5 <{tmp_path}/rank{rank} >{tmp_path}/said{rank} &")
+    job = tmp_path / "job"
+    job.write_text("\n".join([*script, "wait", "echo trained", "exit 3", ""]))
+    job.chmod(0o700)
+    words = [sys.executable, "-m", "steering.cli", "jobs", "watch", *options, "--", str(job)]
+    return subprocess.run(words, capture_output=True, text=True, cwd=ROOT, timeout=100, check=False)
+
+
+def test_a_watched_job_runs_as_it_is_and_its_straggler_is_named(tmp_path: Path) -> None:
+    done = watched(tmp_path, {0: "last AllReduce 40 2000000", 1: "last AllReduce 40 3000"}, "-j", "-i", "100")
+    assert (done.returncode, done.stdout) == (3, "trained\n"), done.stderr
+    (report,) = [json.loads(line) for line in done.stderr.splitlines()]
+    assert (report["communicator"], report["ranks"]) == (f"{77:016x}", 2)
+    assert [(each["rank"], each["operations"]) for each in report["by_rank"]] == [(0, 40), (1, 40)]
+    assert [each["kernel_p50_ns"] for each in report["by_rank"]] == [2_000_000, 3_000]
+    late = report["straggler"]
+    assert (late["rank"], late["late_ns"], late["collectives"]) == (1, 1_997_000, 40)
+    done = watched(tmp_path, {0: "last AllReduce 40 3000", 1: "last AllReduce 40 3000"})
+    (line,) = done.stderr.splitlines()
+    assert line.endswith("kernels p50 of rank 0: 3.00 µs, 1: 3.00 µs; no straggler among them")
+
+
+def test_a_watched_command_without_nccl_is_said_to_be_that(tmp_path: Path) -> None:
+    done = watched(tmp_path, {})
+    assert (done.returncode, done.stdout) == (3, "trained\n")
+    assert done.stderr == "swerve: no rank on this host has loaded the plugin: it needs NCCL 2.23 or later\n"
+    words = [sys.executable, "-m", "steering.cli", "jobs", "watch", "--", "/nowhere/at-all"]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, timeout=100, check=False)
+    assert done.returncode == 2 and "there is no command /nowhere/at-all" in done.stderr
