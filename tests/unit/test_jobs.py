@@ -538,3 +538,87 @@ def test_the_table_says_who_is_behind_and_nothing_of_it_in_a_stall() -> None:
     assert "no process here is a rank" in shown()
     table = shown(samples.job(job="a", lagging=[]), samples.job(job="b"), sort="lag")
     assert table.index("rank 3 by") < table.index("nobody")
+
+
+RECORDED = b"""\
+{
+  "nccl_version": "2.28.9",
+  "cuda_runtime_version": 13000,
+  "cuda_driver_version": 13000,
+  "timestamp": "2026-11-26 20:00:10",
+  "communicators_count": 1,
+  "communicators": [
+    {
+      "hash": "0x84fc084010aed069",
+      "secondary_hash": "0x745fa502c037af65:0x41862df4edc5145b",
+      "size": 2,
+      "ranks_count": 2,
+      "missing_ranks_count": 0,
+      "ranks": [
+        {
+          "rank": 0,
+          "host": "192.0.2.2",
+          "pid": 1353,
+          "cuda_dev": 0,
+          "nvml_dev": 0,
+          "status": {
+            "init_state": 0,
+            "async_error": 0,
+            "finalize_called": false,
+            "destroy_flag": false,
+            "abort_flag": false
+          },
+          "collective_counts": {
+            "Broadcast": 0,
+            "Reduce": 0,
+            "AllGather": 0,
+            "ReduceScatter": 0,
+            "AllReduce": 4088
+          }
+        },
+        {
+          "rank": 1,
+          "host": "192.0.2.2",
+          "pid": 1354,
+          "cuda_dev": 1,
+          "nvml_dev": 1,
+          "status": {
+            "init_state": 0,
+            "async_error": 0,
+            "finalize_called": false,
+            "destroy_flag": false,
+            "abort_flag": false
+          },
+          "collective_counts": {
+            "Broadcast": 0,
+            "Reduce": 0,
+            "AllGather": 0,
+            "ReduceScatter": 0,
+            "AllReduce": 4088
+          }
+        }
+      ],
+      "missing_ranks": [
+
+      ]
+    }
+  ],
+  "ras": {
+    "collection_time_sec": 0.000,
+    "timeouts_count": 0
+  }
+}
+
+"""  # by NCCL 2.28.9 on a machine with two GPUs
+
+
+def test_a_recorded_answer_is_read() -> None:
+    answer = ras.parse(RECORDED)
+    assert (answer.state, len(answer.communicators)) == ("ok", 1)
+    (found,) = answer.communicators
+    assert (found.hash, found.size, found.missing_ranks) == ("0x84fc084010aed069", 2, [])
+    assert [(each.rank, each.host, each.pid) for each in found.ranks] == [
+        (0, "192.0.2.2", 1353),
+        (1, "192.0.2.2", 1354),
+    ]
+    assert [each.collective_counts["AllReduce"] for each in found.ranks] == [4088, 4088]

@@ -31,7 +31,7 @@ from pytools.sources.jobs.nccl.ring import EVENTS
 from pytools.sources.jobs.nccl.watching import Watcher, environment
 from pytools.units import duration, size
 
-_READ_S: Final = 0.2  # a ring is emptied so often: it holds the kernels of some thousand operations
+_READ_S: Final = 0.05  # a ring is emptied so often: it holds the kernels of some hundred operations
 _HERE: Final = Path("/dev/shm")
 
 
