@@ -152,14 +152,19 @@ static inline u64 clock_ns(clockid_t clock)
 /* Write a record, unless there is no room. The former one of its place must be whole, whatever the reader says it has. */
 static inline void ring_push(struct ring *ring, const struct ring_record *record)
 {
-	u64 at = load(&ring->written), former;
+	u64 at = load(&ring->written), former, now;
 
 	do {
 		former = at < RING_RECORDS ? 0 : at + 1 - RING_RECORDS;
-		if (at - load_acquire(&ring->read) >= RING_RECORDS ||
-		    load_acquire(&ring->turns[at % RING_RECORDS]) != former) {
-			add(&ring->counters[RING_FULL], 1);
-			return;
+		while (at - load_acquire(&ring->read) >= RING_RECORDS ||
+		       load_acquire(&ring->turns[at % RING_RECORDS]) != former) {
+			now = load_acquire(&ring->written);
+			if (now == at) {
+				add(&ring->counters[RING_FULL], 1);
+				return;
+			}
+			at = now; /* another writer has taken this place meanwhile */
+			former = at < RING_RECORDS ? 0 : at + 1 - RING_RECORDS;
 		}
 	} while (!compare_exchange(&ring->written, &at, at + 1));
 	ring->record[at % RING_RECORDS] = *record;
