@@ -91,8 +91,9 @@ def join(near: str, far: str, count: int = 2) -> Rails:
         with inside(netns):
             for name, value in _SETTINGS.items():
                 Path("/proc/sys/net", name).write_text(str(value))
-        services = zip((NEAR, FAR)[number], (32, 128), strict=True)
-        commands = [f"address add {address}/{length} dev lo" for address, length in services]
+        # Without nodad the kernel takes a moment to allow an address as a source, also on lo.
+        services = zip((NEAR, FAR)[number], ("/32 dev lo", "/128 dev lo nodad"), strict=True)
+        commands = [f"address add {address}{there}" for address, there in services]
         for rail in range(1, count + 1):
             name, host = f"rail{rail}", 2 - number
             commands += [support.joining(far, name)] if netns == near else []

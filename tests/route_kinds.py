@@ -23,6 +23,7 @@ FAMILIES = (4, 6)
 SOURCE = {4: "10.9.0.1", 6: "fd00:9::1"}
 PEER = {4: "10.9.0.2", 6: "fd00:9::2"}
 LENGTH = {4: 32, 6: 128}
+NODAD = {4: "", 6: "nodad"}
 PREFIX = {family: f"{PEER[family]}/{LENGTH[family]}" for family in FAMILIES}
 _BACK = 7
 _ROUTER_SOLICITATION = bytes([133, *bytes(7)])  # the kernel fills the checksum in
@@ -42,7 +43,9 @@ class Host(support.Namespace):
         super().__init__(netns)
         self.peer = peer
         for host, end, addresses in ((netns, 2, SOURCE), (peer, 1, PEER)):
-            commands = [f"address add {addresses[family]}/{LENGTH[family]} dev lo" for family in FAMILIES]
+            commands = [
+                f"address add {addresses[family]}/{LENGTH[family]} dev lo {NODAD[family]}" for family in FAMILIES
+            ]
             for rail in (*RAILS, _BACK):
                 commands += [support.joining(peer, f"rail{rail}")] if host == netns else []
                 commands.append(f"address add {gateway(4, rail, end)}/24 dev rail{rail}")

@@ -166,7 +166,9 @@ def test_thresholds_are_suggested_from_what_was_recorded(lab: Lab, tmp_path: Pat
     # One that was left while all was well, on a busy machine, may not be back when the congestion comes.
     assert acts(lab, suggested) > 0 or len(beyond) < 10, "the congestion is left"
     lines = swerve(lab, "policy", "explain", str(suggested))
-    (where,) = [number for number, line in enumerate(lines) if line.startswith("What is usual on each path, from the last ")]
+    (where,) = [
+        number for number, line in enumerate(lines) if line.startswith("What is usual on each path, from the last ")
+    ]
     rows = lines[where + 1 :]
     assert len(rows) == 2 and all("leave: queueing_delay p50 above " in row for row in rows)
 

@@ -55,7 +55,7 @@ class Fabric:
             defaults = (" ".join(self._gateway(family, 1, host)) for family in FAMILIES)
             support.ip(
                 netns,
-                *(f"address add {service} dev lo" for service in services.values()),
+                *(f"address add {service} dev lo{' nodad' * (family == 6)}" for family, service in services.items()),
                 *(f"route add default {way}" for way in defaults),
             )
 
