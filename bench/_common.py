@@ -258,3 +258,13 @@ def _family(pid: int) -> list[int]:
     tasks = Path(f"/proc/{pid}/task").iterdir()
     children = [int(child) for task in tasks for child in (task / "children").read_text().split()]
     return [pid, *(each for child in children for each in _family(child))]
+
+
+def gpus(python: str) -> int:
+    """How many GPUs a Python sees by PyTorch; 0 where either is missing."""
+    words = [python, "-c", "import torch; print(torch.cuda.device_count())"]
+    try:
+        said = subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip()
+    except OSError:
+        return 0
+    return int(said) if said.isdecimal() else 0

@@ -26,7 +26,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from _common import alternating, emit, median, note, wait_until
+from _common import alternating, emit, gpus, median, note, wait_until
 
 from pytools.estimators import collectives
 from pytools.estimators.stragglers import Straggler, straggler
@@ -166,16 +166,6 @@ def main() -> None:
         emit("jobs", "plugin", median(own) - median(took[0]), "ns", "lower", case=case, n=len(own))
     for case, right in (("straggler", named), ("nobody", nobody)):
         emit("jobs", "verdict", sum(right) / len(right), "share", "higher", case=case, n=len(right))
-
-
-def gpus(python: str) -> int:
-    """How many GPUs a Python sees by PyTorch; 0 where either is missing."""
-    words = [python, "-c", "import torch; print(torch.cuda.device_count())"]
-    try:
-        said = subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip()
-    except OSError:
-        return 0
-    return int(said) if said.isdecimal() else 0
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from _common import emit, median, note, wait_until
+from _common import emit, gpus, median, note, wait_until
 from _sides import Side, swerve
 from pyroute2 import IPRoute
 
@@ -246,16 +246,6 @@ def report_spread(jobs: list[Spread]) -> None:
     emit("jobs", "even_after", max(even_s), "s", "lower", case="spread", n=len(jobs))
     emit("jobs", "moves", max(moves), "flows", "lower", case="spread", n=len(jobs))
     emit("jobs", "late_moves", sum(late), "flows", "lower", case="spread", n=len(jobs))
-
-
-def gpus(python: str) -> int:
-    """How many GPUs a Python sees by PyTorch; 0 where either is missing."""
-    words = [python, "-c", "import torch; print(torch.cuda.device_count())"]
-    try:
-        said = subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip()
-    except OSError:
-        return 0
-    return int(said) if said.isdecimal() else 0
 
 
 def main() -> None:

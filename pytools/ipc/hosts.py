@@ -114,7 +114,7 @@ class HostBus:
         Raises
         ------
         UsageError
-            If there is not a peer of that name.
+            If there is no peer of that name.
         """
         if to is not None and to not in self._names:
             raise UsageError(f"{to!r} is not a peer of {self._host}")

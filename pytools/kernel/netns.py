@@ -35,10 +35,7 @@ def enter(name: str) -> None:
         fd = os.open(f"{_NAMED}/{name}", os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
         raise UsageError(f"network namespace {name}: {error.strerror}", "`ip netns` lists them") from None
-    try:
-        _setns(fd, name)
-    finally:
-        os.close(fd)
+    _enter(fd, name)
 
 
 def enter_of(pid: int) -> None:
@@ -54,6 +51,11 @@ def enter_of(pid: int) -> None:
         fd = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
         raise CapabilityError(f"cannot enter the network namespace {what}: {error.strerror}", "run as root") from None
+    _enter(fd, what)
+
+
+def _enter(fd: int, what: str) -> None:
+    """Move the calling thread into the namespace of a descriptor, and close that."""
     try:
         _setns(fd, what)
     finally:

@@ -154,19 +154,21 @@ static inline void ring_push(struct ring *ring, const struct ring_record *record
 {
 	u64 at = load(&ring->written), former, now;
 
-	do {
+	for (;;) {
 		former = at < RING_RECORDS ? 0 : at + 1 - RING_RECORDS;
-		while (at - load_acquire(&ring->read) >= RING_RECORDS ||
-		       load_acquire(&ring->turns[at % RING_RECORDS]) != former) {
-			now = load_acquire(&ring->written);
-			if (now == at) {
-				add(&ring->counters[RING_FULL], 1);
-				return;
-			}
-			at = now; /* another writer has taken this place meanwhile */
-			former = at < RING_RECORDS ? 0 : at + 1 - RING_RECORDS;
+		if (at - load_acquire(&ring->read) < RING_RECORDS &&
+		    load_acquire(&ring->turns[at % RING_RECORDS]) == former) {
+			if (compare_exchange(&ring->written, &at, at + 1))
+				break;
+			continue;
 		}
-	} while (!compare_exchange(&ring->written, &at, at + 1));
+		now = load_acquire(&ring->written);
+		if (now == at) {
+			add(&ring->counters[RING_FULL], 1);
+			return;
+		}
+		at = now; /* another writer has taken this place meanwhile */
+	}
 	ring->record[at % RING_RECORDS] = *record;
 	store_release(&ring->turns[at % RING_RECORDS], at + 1);
 }
