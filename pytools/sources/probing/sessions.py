@@ -30,7 +30,7 @@ _MOST_SLOTS: Final = 65_536
 AHEAD_NS: Final = 640_000_000  # for so long probes are planned ahead, where that is so many ticks
 LEAST_TICKS: Final = 4
 EXTRA_TICKS: Final = 24  # between the others, so far apart, when a peer keeps us waiting
-EXTRA_EVERY_NS: Final = 1_500_000
+EXTRA_EVERY_NS: Final = 1_000_000
 
 
 class Stamps(NamedTuple):
