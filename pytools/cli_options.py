@@ -68,10 +68,8 @@ NETNS: Final = click.option(
 def common(follows: bool = True) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Give a command the options that all commands share, as one argument `options`.
 
-    Parameters
-    ----------
-    follows : bool
-        Whether the command can go on showing (`--interval`, `--count`).
+    Args:
+        follows: Whether the command can go on showing (`--interval`, `--count`).
     """
     listed = [
         click.option("-j", "--json", is_flag=True, help="Print JSON, one object per line."),
@@ -130,12 +128,8 @@ UNTIL: Final = click.option("--until", metavar="TIME", help="End at TIME; same f
 def recording_of(options: Options) -> Path:
     """Where the flight recorder of an instance writes.
 
-    Raises
-    ------
-    UsageError
-        If the agent's configuration is there and wrong.
-    RefusedError
-        If somebody else could have written it.
+    Raises UsageError if the agent's configuration is there and wrong.
+    Raises RefusedError if somebody else could have written it.
     """
     from pytools import config, directories
 

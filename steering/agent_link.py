@@ -24,18 +24,12 @@ MOST_WAITING: Final = 1024  # acts; more than a policy lets happen in minutes
 class AgentLink:
     """A client of the agent that survives the agent.
 
-    Parameters
-    ----------
-    path : Path
-        The agent's socket.
-    kinds : frozenset of str
-        The signals to ask for.
-    received : callable
-        Takes what arrives, as soon as it arrives.
-    connected : callable
-        Called after each new connection: the agent may be another one.
-    say : callable
-        Takes a line for the log.
+    Args:
+        path: The agent's socket.
+        kinds: The signals to ask for.
+        received: Takes what arrives, as soon as it arrives.
+        connected: Called after each new connection: the agent may be another one.
+        say: Takes a line for the log.
     """
 
     def __init__(

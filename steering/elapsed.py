@@ -51,10 +51,8 @@ def _clocks() -> tuple[int, int, int]:
 class Sleeps:
     """Notices suspends: CLOCK_BOOTTIME has run away from CLOCK_MONOTONIC.
 
-    Parameters
-    ----------
-    clocks : callable
-        Reads CLOCK_MONOTONIC, CLOCK_BOOTTIME, and CLOCK_MONOTONIC again: we may be kept waiting in between.
+    Args:
+        clocks: Reads CLOCK_MONOTONIC, CLOCK_BOOTTIME, and CLOCK_MONOTONIC again: we may be kept waiting in between.
     """
 
     def __init__(self, clocks: Callable[[], tuple[int, int, int]] = _clocks) -> None:

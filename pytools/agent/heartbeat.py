@@ -48,14 +48,10 @@ class Standing:
 class Heartbeat(Source):
     """Tells the manager that the agent is ready, alive and how it stands; the log what changed.
 
-    Parameters
-    ----------
-    standing : callable
-        How the agent stands.
-    drops : callable
-        Everything lost so far, by name.
-    began_ns : int
-        When the agent was started.
+    Args:
+        standing: How the agent stands.
+        drops: Everything lost so far, by name.
+        began_ns: When the agent was started.
     """
 
     def __init__(

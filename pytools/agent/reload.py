@@ -100,15 +100,11 @@ _S = TypeVar("_S", bound=Source)
 class Slot(Generic[_S]):
     """A source that may be restarted while the others go on; its drop counters include those before.
 
-    Parameters
-    ----------
-    make : callable
-        Makes the source for a configuration; None where it wants none.
+    Args:
+        make: Makes the source for a configuration; None where it wants none.
 
-    Attributes
-    ----------
-    source : Source, optional
-        The one that works now; None where none is wanted.
+    Attributes:
+        source: The one that works now; None where none is wanted.
     """
 
     def __init__(self, make: Callable[[AgentConfig], _S | None], config: AgentConfig) -> None:
@@ -138,10 +134,7 @@ class Slot(Generic[_S]):
     def renew(self, config: AgentConfig) -> None:
         """Make the source for another configuration; if that fails, for the one before.
 
-        Raises
-        ------
-        SwerveError
-            If it failed.
+        Raises SwerveError if it failed.
         """
         self._end()
         try:

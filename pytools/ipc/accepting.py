@@ -22,19 +22,13 @@ LACKING: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENO
 class Accepting:
     """Accepts connections of a non-blocking listening socket, which becomes its own.
 
-    Parameters
-    ----------
-    sock : socket
-        The listening socket.
-    admit : callable
-        Takes each connection, non-blocking, which is then its own.
-    at_once : int
-        The most connections that one event of the selector accepts.
+    Args:
+        sock: The listening socket.
+        admit: Takes each connection, non-blocking, which is then its own.
+        at_once: The most connections that one event of the selector accepts.
 
-    Attributes
-    ----------
-    paused : int
-        How often it had to stop accepting for want of descriptors or memory.
+    Attributes:
+        paused: How often it had to stop accepting for want of descriptors or memory.
     """
 
     def __init__(self, sock: socket.socket, admit: Callable[[socket.socket], None], at_once: int = 1) -> None:

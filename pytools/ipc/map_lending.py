@@ -25,17 +25,11 @@ _MOST_MAPS: Final = 16
 class Lender:
     """Lends maps to whoever connects, if it is root or the same user.
 
-    Parameters
-    ----------
-    path : Path
-        The socket.
-    maps : mapping of str to int
-        Descriptors by name; stay the caller's.
+    Args:
+        path: The socket.
+        maps: Descriptors by name; stay the caller's.
 
-    Raises
-    ------
-    SwerveError
-        As `Listener` does.
+    Raises SwerveError as `Listener` does.
     """
 
     def __init__(self, path: Path, maps: Mapping[str, int]) -> None:
@@ -97,21 +91,13 @@ class Lender:
 class Loan:
     """The maps of one lender, as long as it lives.
 
-    Parameters
-    ----------
-    path : Path
-        The lender's socket.
-    selector : selectors.BaseSelector
-        Where to wait for it.
-    lent : callable
-        Takes the descriptors by name, which are then its own; called once.
-    over : callable
-        Called when the loan ends from the other side, or was never made.
+    Args:
+        path: The lender's socket.
+        selector: Where to wait for it.
+        lent: Takes the descriptors by name, which are then its own; called once.
+        over: Called when the loan ends from the other side, or was never made.
 
-    Raises
-    ------
-    SwerveError
-        If nobody lends there.
+    Raises SwerveError if nobody lends there.
     """
 
     def __init__(

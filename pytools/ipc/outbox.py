@@ -34,17 +34,12 @@ class _Queue:
 class Outbox:
     """Lines for one client.
 
-    Parameters
-    ----------
-    most_bytes : int
-        How much of each kind may wait.
-    chunk_bytes : int
-        How much `take` gives at once; with more than that waiting a client is behind.
+    Args:
+        most_bytes: How much of each kind may wait.
+        chunk_bytes: How much `take` gives at once; with more than that waiting a client is behind.
 
-    Attributes
-    ----------
-    blocked : bool
-        Whether the client took less than it was given.
+    Attributes:
+        blocked: Whether the client took less than it was given.
     """
 
     def __init__(self, most_bytes: int, chunk_bytes: int) -> None:

@@ -22,21 +22,13 @@ class ReadServer(Server):
     Such a client subscribes; what it publishes is refused with an error, counted, and ends its connection. It has
     places and a bound on what it sends of its own, so that it keeps nobody from the other socket.
 
-    Parameters
-    ----------
-    bus : Bus
-        Where signals come from.
-    path : Path
-        The socket. Any user may connect to it; who is not root, the agent's user, or in the group is shown out.
-    group : int | None
-        The group that may read; None for nobody else.
-    long_window_ns : int
-        Shorter windows of a path are details.
+    Args:
+        bus: Where signals come from.
+        path: The socket. Any user may connect to it; who is not root, the agent's user, or in the group is shown out.
+        group: The group that may read; None for nobody else.
+        long_window_ns: Shorter windows of a path are details.
 
-    Raises
-    ------
-    SwerveError
-        As `Listener` does.
+    Raises SwerveError as `Listener` does.
     """
 
     publishes = False

@@ -132,16 +132,11 @@ class _Peer:
 class Sealer:
     """One host's end: signs what goes out, judges what comes in.
 
-    Parameters
-    ----------
-    host : str
-        Our name.
-    peers : iterable of str
-        The names of those who are believed.
-    key : bytes
-        Shared by all.
-    random : callable
-        Gives so many random bytes.
+    Args:
+        host: Our name.
+        peers: The names of those who are believed.
+        key: Shared by all.
+        random: Gives so many random bytes.
     """
 
     host: str

@@ -240,30 +240,18 @@ class _Connection:
 class Server:
     """Serves a bus on a Unix socket (0600) to root and to the user the agent runs as.
 
-    Parameters
-    ----------
-    bus : Bus
-        Where signals come from, and where clients' signals go.
-    path : Path
-        The socket; its directory is made, 0700, when it is missing.
-    queue_bytes : int
-        How much one client may leave unread before signals are dropped for it.
-    long_window_ns : int
-        Shorter windows of a path are details.
+    Args:
+        bus: Where signals come from, and where clients' signals go.
+        path: The socket; its directory is made, 0700, when it is missing.
+        queue_bytes: How much one client may leave unread before signals are dropped for it.
+        long_window_ns: Shorter windows of a path are details.
 
-    Attributes
-    ----------
-    connections : set
-        The clients that are connected.
-    publishes : bool
-        Whether clients may publish.
-    most_lines : int
-        How many lines a client may send.
+    Attributes:
+        connections: The clients that are connected.
+        publishes: Whether clients may publish.
+        most_lines: How many lines a client may send.
 
-    Raises
-    ------
-    SwerveError
-        As `Listener` does.
+    Raises SwerveError as `Listener` does.
     """
 
     publishes = True

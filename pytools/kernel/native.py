@@ -25,20 +25,13 @@ _FLAGS: Final = ("-O2", "-g", "-std=gnu11", "-Wall", "-Wextra")
 class Native:
     """A program or library of ours.
 
-    Attributes
-    ----------
-    what : str
-        How an error names it.
-    source : Path
-        What is compiled.
-    target : Path
-        What it becomes.
-    parts : sequence of Path
-        What the source includes.
-    flags : sequence of str
-        For the compiler, besides those for all.
-    packages : str
-        What a host lacks on which it cannot be built.
+    Attributes:
+        what: How an error names it.
+        source: What is compiled.
+        target: What it becomes.
+        parts: What the source includes.
+        flags: For the compiler, besides those for all.
+        packages: What a host lacks on which it cannot be built.
     """
 
     what: str
@@ -59,22 +52,15 @@ class Native:
     def ready(self) -> Path:
         """Where it is; built first when it is missing or older than its sources.
 
-        Raises
-        ------
-        CapabilityError, SwerveError
-            If it has to be built and cannot be.
+        Raises CapabilityError, SwerveError if it has to be built and cannot be.
         """
         return self.target if self.is_built() else self.build()
 
     def build(self, target: Path | None = None) -> Path:
         """Compile it beside its source, or elsewhere.
 
-        Raises
-        ------
-        CapabilityError
-            If there is no compiler, or no right to write there.
-        SwerveError
-            If the compiler fails.
+        Raises CapabilityError if there is no compiler, or no right to write there.
+        Raises SwerveError if the compiler fails.
         """
         target = target or self.target
         compiler = shutil.which(os.environ.get("CC", "cc"))

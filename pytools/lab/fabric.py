@@ -21,12 +21,9 @@ from pytools.lab.topology import Host, Rail, Spec, check_shape, host_of, parse_r
 class Lab:
     """One lab, whether made by this process or found. As a context manager it is taken down at the end.
 
-    Attributes
-    ----------
-    spec : Spec
-        How it was made.
-    hosts, rails : tuple
-        Host 1 is `hosts[0]`, rail 1 is `rails[0]`.
+    Attributes:
+        spec: How it was made.
+        hosts, rails: Host 1 is `hosts[0]`, rail 1 is `rails[0]`.
     """
 
     def __init__(self, spec: Spec) -> None:
@@ -55,33 +52,19 @@ class Lab:
     ) -> Self:
         """Make a lab.
 
-        Parameters
-        ----------
-        name : str
-            Must not be in use.
-        hosts, rails : int
-            How large.
-        rate : str
-            Rate of each rail port towards its host; `none` leaves them unshaped.
-        queue_bytes : int, optional
-            Queue of each port in bytes.
-        ipv6 : bool
-            Let the agents' configurations name IPv6 peers as well.
-        clocks : int or sequence of VirtualClock, optional
-            A clock for each host, or a seed to draw them from; hosts share the machine's clock unless given.
-        bus : bool
-            Let the agents talk to each other; with clocks they do in any case.
-        inner : int
-            Ways inside each rail, of which it chooses one for each flow; 0 for none.
-        over : str, optional
-            What a rail's interfaces are, one of `topology.KINDS`; plain cables unless given.
+        Args:
+            name: Must not be in use.
+            hosts, rails: How large.
+            rate: Rate of each rail port towards its host; `none` leaves them unshaped.
+            queue_bytes: Queue of each port in bytes.
+            ipv6: Let the agents' configurations name IPv6 peers as well.
+            clocks: A clock for each host, or a seed to draw them from; hosts share the machine's clock unless given.
+            bus: Let the agents talk to each other; with clocks they do in any case.
+            inner: Ways inside each rail, of which it chooses one for each flow; 0 for none.
+            over: What a rail's interfaces are, one of `topology.KINDS`; plain cables unless given.
 
-        Raises
-        ------
-        UsageError
-            If the name is taken or a size does not fit.
-        CapabilityError
-            If a privilege or a kernel feature is missing.
+        Raises UsageError if the name is taken or a size does not fit.
+        Raises CapabilityError if a privilege or a kernel feature is missing.
         """
         queue = {} if queue_bytes is None else {"queue_bytes": queue_bytes}
         spec = Spec(name, hosts, rails, parse_rate(rate), ipv6=ipv6, inner=inner, over=over, **queue)
@@ -100,10 +83,7 @@ class Lab:
     def open(cls, name: str) -> Self:
         """A lab that is up.
 
-        Raises
-        ------
-        UsageError
-            If there is none of this name, or what it was made with is lost.
+        Raises UsageError if there is none of this name, or what it was made with is lost.
         """
         return cls(state.recall(name))
 
@@ -131,10 +111,7 @@ class Lab:
     def run(self, host: Host | Rail, argv: Sequence[str], timeout_s: float = 60) -> str:
         """Run a command inside a host's namespace to its end; what it wrote to standard output.
 
-        Raises
-        ------
-        SwerveError
-            If it fails or takes too long.
+        Raises SwerveError if it fails or takes too long.
         """
         process = self.start(host, argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         try:
@@ -169,18 +146,12 @@ class Lab:
     ) -> None:
         """Cut the rate of a rail's ports, or their queues, in place.
 
-        Parameters
-        ----------
-        rail : int
-            Which rail.
-        rate : str, optional
-            The new rate; as the lab was made unless given.
-        queue_bytes : int, optional
-            The new queue; as the lab was made unless given. A queue shorter than a burst loses packets.
-        toward : int, optional
-            Only the port towards this host.
-        inner : int, optional
-            The ports of this way inside the rail instead of the rail's own.
+        Args:
+            rail: Which rail.
+            rate: The new rate; as the lab was made unless given.
+            queue_bytes: The new queue; as the lab was made unless given. A queue shorter than a burst loses packets.
+            toward: Only the port towards this host.
+            inner: The ports of this way inside the rail instead of the rail's own.
         """
         rate_bit_s = self.spec.rate_bit_s if rate is None else parse_rate(rate)
         queue = self.spec.queue_bytes if queue_bytes is None else queue_bytes
@@ -189,16 +160,11 @@ class Lab:
     def load(self, rail: int, rate: str, toward: int | None = None, inner: int | None = None) -> None:
         """Congest a rail with other traffic: UDP to a host's address on that rail, from the host after it.
 
-        Parameters
-        ----------
-        rail : int
-            Which rail.
-        rate : str
-            How much is sent towards each host, like 90mbit.
-        toward : int, optional
-            Only towards this host.
-        inner : int, optional
-            By a flow that takes this way inside the rail.
+        Args:
+            rail: Which rail.
+            rate: How much is sent towards each host, like 90mbit.
+            toward: Only towards this host.
+            inner: By a flow that takes this way inside the rail.
         """
         rate_bit_s = parse_rate(rate)
         if rate_bit_s is None:
@@ -217,14 +183,10 @@ class Lab:
     def bursts(self, rail: int, share: float, seed: int = 1) -> None:
         """Fill a share of every port of a rail with bursty TCP between all hosts; `heal` ends it.
 
-        Parameters
-        ----------
-        rail : int
-            Which rail.
-        share : float
-            Of each port's rate, on average: 0.4 is 40 %. `sent_bytes` tells what came of it.
-        seed : int
-            The same seed sends the same bursts at the same times.
+        Args:
+            rail: Which rail.
+            share: Of each port's rate, on average: 0.4 is 40 %. `sent_bytes` tells what came of it.
+            seed: The same seed sends the same bursts at the same times.
         """
         target = rail_of(self.spec, rail)
         bursts.check_share(share)
@@ -236,14 +198,10 @@ class Lab:
     def blackhole(self, rail: int, direction: tuple[int, int] | None = None, inner: int | None = None) -> None:
         """Let a rail lose packets without a word: carrier stays up, gateways still answer.
 
-        Parameters
-        ----------
-        rail : int
-            Which rail.
-        direction : (int, int), optional
-            Only packets from this host to that one; all forwarded packets unless given.
-        inner : int, optional
-            Only what takes this way inside the rail.
+        Args:
+            rail: Which rail.
+            direction: Only packets from this host to that one; all forwarded packets unless given.
+            inner: Only what takes this way inside the rail.
         """
         faults.blackhole(self.spec, rail, direction, inner)
 
@@ -252,14 +210,10 @@ class Lab:
 
         Each packet passes a process, so this is for probes and light traffic. It lowers the time to live by one more.
 
-        Parameters
-        ----------
-        rail : int
-            Which rail.
-        source, destination : int
-            From which host to which.
-        extra_us : float
-            By how much.
+        Args:
+            rail: Which rail.
+            source, destination: From which host to which.
+            extra_us: By how much.
         """
         device, extra_ns = faults.longer_way(self.spec, rail, source, destination, extra_us)
         words = device, str(extra_ns)
@@ -270,58 +224,42 @@ class Lab:
     def mark(self, rail: int, every: int = 1, toward: int | None = None) -> None:
         """Let a rail mark every n-th packet that can be marked (ECN) as having met congestion; `counts` tells how many.
 
-        Parameters
-        ----------
-        rail : int
-            Which rail.
-        every : int
-            1 marks them all. Each CPU counts for itself; a buffer that is to become several packets is marked whole.
-        toward : int, optional
-            Only packets towards this host.
+        Args:
+            rail: Which rail.
+            every: 1 marks them all. Each CPU counts for itself; a buffer that is to become several packets is marked
+                whole.
+            toward: Only packets towards this host.
         """
         faults.mark(self.spec, rail, every, toward)
 
     def mtu(self, rail: int, mtu_bytes: int, silent: bool = False, toward: int | None = None) -> None:
         """Let a rail forward no IP packet longer than this.
 
-        Parameters
-        ----------
-        rail : int
-            Which rail.
-        mtu_bytes : int
-            The longest packet that passes.
-        silent : bool
-            Lose longer ones without a word (`counts` tells how many) instead of telling the sender by ICMP.
-        toward : int, optional
-            Only packets towards this host.
+        Args:
+            rail: Which rail.
+            mtu_bytes: The longest packet that passes.
+            silent: Lose longer ones without a word (`counts` tells how many) instead of telling the sender by ICMP.
+            toward: Only packets towards this host.
         """
         faults.narrow(self.spec, rail, mtu_bytes, silent, toward)
 
     def lose(self, rail: int, share: float, toward: int | None = None) -> None:
         """Let a rail lose packets at random; `counts` tells how many.
 
-        Parameters
-        ----------
-        rail : int
-            Which rail.
-        share : float
-            Of all packets that its ports send, each independently: 0.2 is 20 %. Both ways of a round trip lose.
-        toward : int, optional
-            Only packets towards this host.
+        Args:
+            rail: Which rail.
+            share: Of all packets that its ports send, each independently: 0.2 is 20 %. Both ways of a round trip lose.
+            toward: Only packets towards this host.
         """
         faults.lose(self.spec, rail, share, toward)
 
     def cut(self, rail: int, host: int | None = None, carrier: bool = False) -> None:
         """Let the cables between a rail and its hosts carry nothing, for the rail's own packets neither.
 
-        Parameters
-        ----------
-        rail : int
-            Which rail.
-        host : int, optional
-            Only the cable to this host.
-        carrier : bool
-            Both ends lose their carrier, and with it the host its nexthops; else they notice nothing.
+        Args:
+            rail: Which rail.
+            host: Only the cable to this host.
+            carrier: Both ends lose their carrier, and with it the host its nexthops; else they notice nothing.
         """
         faults.cut(self.spec, rail, host, carrier)
 
@@ -348,13 +286,10 @@ class Lab:
     def heal(self, rail: int | None = None, routes: bool = False) -> None:
         """Give a rail (all of them unless given) its cables, rate, queue and MTU back; end its load, marks and loss.
 
-        Parameters
-        ----------
-        rail : int, optional
-            Which rail.
-        routes : bool
-            Give hosts their nexthops, groups and routes back as well, as `up` had made them: the kernel drops what
-            loses its carrier, and nobody puts it back but a routing daemon or this.
+        Args:
+            rail: Which rail.
+            routes: Give hosts their nexthops, groups and routes back as well, as `up` had made them: the kernel drops
+                what loses its carrier, and nobody puts it back but a routing daemon or this.
         """
         for target in self.rails if rail is None else (rail_of(self.spec, rail),):
             processes.end(self.name, load=target.number)
@@ -368,10 +303,7 @@ class Lab:
     def clock(self, host: Host | int) -> VirtualClock:
         """The clock of a host: what its stamps are made with.
 
-        Raises
-        ------
-        UsageError
-            If the lab was made without clocks.
+        Raises UsageError if the lab was made without clocks.
         """
         return timekeeping.clock_of(self._host(host))
 

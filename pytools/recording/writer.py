@@ -26,23 +26,16 @@ _FREE_SHARE: Final = 0.05  # of the file system is left to others
 class TrackWriter:
     """Appends to one track.
 
-    Parameters
-    ----------
-    directory : Path
-        Of the recording; exists.
-    track : str
-        Which one.
-    limit_bytes : int
-        For all its segments together; only one that is being written alone exceeds it, by what one `write` adds.
-    age_ns : int
-        What is older goes.
+    Args:
+        directory: Of the recording; exists.
+        track: Which one.
+        limit_bytes: For all its segments together; only one that is being written alone exceeds it, by what one `write`
+            adds.
+        age_ns: What is older goes.
 
-    Attributes
-    ----------
-    lost : int
-        Records that could not be written: a full disk, or a directory that is gone.
-    error : str
-        Why, while it lasts.
+    Attributes:
+        lost: Records that could not be written: a full disk, or a directory that is gone.
+        error: Why, while it lasts.
     """
 
     def __init__(self, directory: Path, track: Track, limit_bytes: int, age_ns: int) -> None:

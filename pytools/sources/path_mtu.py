@@ -85,15 +85,11 @@ class _Watched:
 class PathMtuSource(Source):
     """Publishes `path_mtu` once per long window and when it changes, and `mtu_mismatch` and `mtu_agrees` at once.
 
-    Parameters
-    ----------
-    paths : callable
-        The paths that are probed now.
+    Args:
+        paths: The paths that are probed now.
 
-    Attributes
-    ----------
-    watched : dict
-        What is known of each path to which sizes are probed.
+    Attributes:
+        watched: What is known of each path to which sizes are probed.
     """
 
     def __init__(self, config: AgentConfig, bus: Bus, paths: Callable[[], Sequence[PinnedPath]]) -> None:

@@ -105,10 +105,7 @@ def _tools() -> list[Check]:
 def _compiler() -> str:
     """What compiles programs here.
 
-    Raises
-    ------
-    SwerveError
-        If nothing does.
+    Raises SwerveError if nothing does.
     """
     from pytools.kernel.bpf import cache_key, compiler_client
 
@@ -181,10 +178,7 @@ def _can_compile() -> Cache:
 def _loaded(programs: Sequence[Program], cache: Cache) -> str:
     """Compile and load what the agent loads, or only load it from the cache; attach nothing.
 
-    Raises
-    ------
-    SwerveError
-        If one of them cannot be loaded; says which, and why.
+    Raises SwerveError if one of them cannot be loaded; says which, and why.
     """
     from pytools.kernel.bpf.loader import load
 
@@ -285,10 +279,7 @@ def _configured(name: str | None, config: Path | None) -> str:
 def served(name: str | None) -> str:
     """The socket on which an agent answers.
 
-    Raises
-    ------
-    SwerveError
-        If none does.
+    Raises SwerveError if none does.
     """
     with Client(directories.agent_socket(name), frozenset()):
         return str(directories.agent_socket(name))

@@ -37,10 +37,9 @@ def collect(
 ) -> Model:
     """The model after everything that arrives until then.
 
-    Parameters
-    ----------
-    filters : Filters, optional
-        Connections and queue pairs that cannot pass them are not remembered, so that there is room for those that can.
+    Args:
+        filters: Connections and queue pairs that cannot pass them are not remembered, so that there is room for those
+            that can.
     """
     lasting = None if filters is None else filters.lasting()
     while (left_s := until_s - clock()) > 0:
@@ -60,12 +59,9 @@ def paced(
 ) -> Iterator[None]:
     """When to show what is known: `count` times, `every_s` apart.
 
-    Parameters
-    ----------
-    take : callable
-        Takes what arrives until then.
-    enough : callable
-        Whether enough is known for the first time, once `first_s` are over.
+    Args:
+        take: Takes what arrives until then.
+        enough: Whether enough is known for the first time, once `first_s` are over.
     """
     due_s = time.monotonic() + first_s
     take(due_s)
@@ -84,10 +80,7 @@ def frames(
 ) -> Iterator[Model]:
     """The model, `count` times, `every_s` apart; the first once every path can have been heard of.
 
-    Raises
-    ------
-    SwerveError
-        If nothing was heard at all.
+    Raises SwerveError if nothing was heard at all.
     """
     model, started_s = Model(), time.monotonic()
 

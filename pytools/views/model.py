@@ -68,12 +68,9 @@ def is_whole_path(app: AppDelay) -> bool:
 def is_shown(window_ns: int, shown_ns: int, since_ns: int) -> bool:
     """Whether a window takes the place of the one that is shown.
 
-    Parameters
-    ----------
-    window_ns, shown_ns : int
-        Lengths of the new one and of the one that is shown.
-    since_ns : int
-        From the end of the one that is shown to the end of the new one.
+    Args:
+        window_ns, shown_ns: Lengths of the new one and of the one that is shown.
+        since_ns: From the end of the one that is shown to the end of the new one.
     """
     return window_ns >= shown_ns or since_ns > _LONG_OVER * shown_ns
 
@@ -82,20 +79,13 @@ def is_shown(window_ns: int, shown_ns: int, since_ns: int) -> bool:
 class Kept:
     """How the signals of one kind are remembered.
 
-    Attributes
-    ----------
-    key : callable
-        What tells them apart: of one key the newest is kept.
-    silent_ns : int
-        What was not heard of for so long, or for three windows, is not vouched for.
-    forgotten_ns : int
-        After so long, or three windows, it goes.
-    most : int
-        How many are remembered.
-    rank : callable
-        Of more than that, those of the lowest rank go.
-    replaces : callable
-        Whether a signal takes the place of the one before.
+    Attributes:
+        key: What tells them apart: of one key the newest is kept.
+        silent_ns: What was not heard of for so long, or for three windows, is not vouched for.
+        forgotten_ns: After so long, or three windows, it goes.
+        most: How many are remembered.
+        rank: Of more than that, those of the lowest rank go.
+        replaces: Whether a signal takes the place of the one before.
     """
 
     key: Callable[[Any], Hashable]

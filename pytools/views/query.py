@@ -31,19 +31,12 @@ class Query:
 def asked_for(kind: str, sort: str | None, given: Mapping[str, Sequence[Any]]) -> Query:
     """What was typed, checked against what the table has.
 
-    Parameters
-    ----------
-    kind : str
-        The view.
-    sort : str, optional
-        The column.
-    given : mapping
-        Name of a filter -> its values, as typed.
+    Args:
+        kind: The view.
+        sort: The column.
+        given: Name of a filter -> its values, as typed.
 
-    Raises
-    ------
-    UsageError
-        If there is no such column, a filter is not what it should be, or nothing could ever pass.
+    Raises UsageError if there is no such column, a filter is not what it should be, or nothing could ever pass.
     """
     has = VIEWS[kind].filters
     for name, values in given.items():
@@ -56,10 +49,7 @@ def asked_for(kind: str, sort: str | None, given: Mapping[str, Sequence[Any]]) -
 def sort_word(kind: str, word: str) -> str:
     """The column that a person means.
 
-    Raises
-    ------
-    UsageError
-        If the table has no such column; names the nearest, and all there are.
+    Raises UsageError if the table has no such column; names the nearest, and all there are.
     """
     from pytools.views import drawing
 
@@ -70,10 +60,7 @@ def sort_word(kind: str, word: str) -> str:
 def view_word(word: str) -> str:
     """The table that a person means.
 
-    Raises
-    ------
-    UsageError
-        If there is no such table; names the nearest, and all there are.
+    Raises UsageError if there is no such table; names the nearest, and all there are.
     """
     from pytools.views import drawing
 

@@ -28,12 +28,9 @@ _JOURNALLED: Final = "overlay"
 class ActsFile:
     """Appends acts.
 
-    Parameters
-    ----------
-    folder : Path
-        The instance's state directory.
-    later : Later
-        Does the writing, so that nobody waits for the disk; stays the caller's.
+    Args:
+        folder: The instance's state directory.
+        later: Does the writing, so that nobody waits for the disk; stays the caller's.
     """
 
     def __init__(self, folder: Path, later: Later) -> None:

@@ -19,10 +19,8 @@ _END_S: Final = 1.0  # so long the end of a run waits for what is still to be wr
 class Later:
     """A queue of writes and the thread that does them.
 
-    Attributes
-    ----------
-    lost : int
-        Writes that failed, or that there was no room for.
+    Attributes:
+        lost: Writes that failed, or that there was no room for.
     """
 
     def __init__(self) -> None:
@@ -61,10 +59,7 @@ class Later:
     def do(self, write: Callable[[], object], timeout_s: float) -> None:
         """Have something written now.
 
-        Raises
-        ------
-        OSError
-            If it could not be; a TimeoutError if it was not within this time: it may be later.
+        Raises OSError if it could not be; a TimeoutError if it was not within this time: it may be later.
         """
         done, errors = threading.Event(), list[OSError]()
 
@@ -100,10 +95,8 @@ T = TypeVar("T")
 class Background(Generic[T]):
     """A call that is being made. It is not waited for when the process ends.
 
-    Parameters
-    ----------
-    call : callable
-        What to do; a SwerveError of it is raised by `result`.
+    Args:
+        call: What to do; a SwerveError of it is raised by `result`.
     """
 
     def __init__(self, call: Callable[[], T]) -> None:
@@ -127,10 +120,7 @@ class Background(Generic[T]):
     def result(self) -> T:
         """What it returned, once it is done.
 
-        Raises
-        ------
-        SwerveError
-            If it failed.
+        Raises SwerveError if it failed.
         """
         self._thread.join()
         if not self._results:

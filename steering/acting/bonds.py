@@ -29,20 +29,13 @@ _READ_NS: Final = 1_000_000_000
 class BondActing:
     """Carries out what is wanted of bonds, or says what would be done.
 
-    Parameters
-    ----------
-    policy : Policy
-        The policy; without `bonds` in it nothing is done.
-    apply : bool
-        Else nothing is changed.
-    engine : Engine
-        Has the evidence.
-    netlink : Netlink
-        In the namespace that is steered; stays the caller's.
-    file : Path
-        What is remembered.
-    output : Output
-        Takes lines for the log, and acts.
+    Args:
+        policy: The policy; without `bonds` in it nothing is done.
+        apply: Else nothing is changed.
+        engine: Has the evidence.
+        netlink: In the namespace that is steered; stays the caller's.
+        file: What is remembered.
+        output: Takes lines for the log, and acts.
     """
 
     def __init__(

@@ -34,23 +34,15 @@ _Wanted = tuple[Target, Member, bool]  # of which target, and whether anything p
 class FlowActing(Closing):
     """Carries out what is wanted of flows, or says what would be done.
 
-    Parameters
-    ----------
-    flows : FlowEngine
-        Decides, and is told what became of it.
-    engine : Engine
-        What is known of the paths and the targets.
-    output : Output
-        Takes lines for the log, and acts.
+    Args:
+        flows: Decides, and is told what became of it.
+        engine: What is known of the paths and the targets.
+        output: Takes lines for the log, and acts.
 
-    Attributes
-    ----------
-    table : FlowTable | None
-        The kernel's part; None until it is loaded.
-    pins, labels : Pins, Labels
-        What there is of flows in that table; only once it is loaded.
-    standbys : StandBys | None
-        The stand-bys in it; None until it is loaded.
+    Attributes:
+        table: The kernel's part; None until it is loaded.
+        pins, labels: What there is of flows in that table; only once it is loaded.
+        standbys: The stand-bys in it; None until it is loaded.
     """
 
     def __init__(
@@ -74,20 +66,14 @@ class FlowActing(Closing):
     def open(self) -> None:
         """Load the kernel's part.
 
-        Raises
-        ------
-        SwerveError
-            If the kernel takes no such program.
+        Raises SwerveError if the kernel takes no such program.
         """
         self._use(self._load())
 
     def prepare(self) -> bool:
         """Load the kernel's part beside us, for it may take longer than a lease; whether it is there: else ask again.
 
-        Raises
-        ------
-        SwerveError
-            If the kernel takes no such program.
+        Raises SwerveError if the kernel takes no such program.
         """
         if self.table is None and self._loading is None:
             self._loading = Background(self._load)
@@ -227,10 +213,7 @@ class FlowActing(Closing):
     def pin(self, pin: Pin) -> str:
         """Pin one flow by hand; why it was refused, empty when it was not.
 
-        Raises
-        ------
-        SwerveError
-            If the kernel takes no such program, or no such pin.
+        Raises SwerveError if the kernel takes no such program, or no such pin.
         """
         if not self.prepare():
             return "the kernel's part of it is still being loaded"

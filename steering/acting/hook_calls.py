@@ -125,10 +125,7 @@ def _iso(unix_ns: int) -> str:
 def call(hook: Settings, event: dict[str, Any]) -> str:
     """Make one call in a process of its own, and wait for it; what came of it.
 
-    Raises
-    ------
-    SwerveError
-        If it failed, or was killed when its time was over.
+    Raises SwerveError if it failed, or was killed when its time was over.
     """
     timeout_s = hook.timeout_ns / 1e9
     said = {"kind": hook.kind, "options": json.loads(hook.options), "event": event, "timeout_s": timeout_s}
@@ -160,21 +157,14 @@ def call(hook: Settings, event: dict[str, Any]) -> str:
 class HookCalls:
     """Tells hooks what they are to know.
 
-    Parameters
-    ----------
-    file : Path
-        What is remembered.
-    scope : str
-        This boot and network namespace.
-    report : callable
-        Takes what became of a delivery.
-    make : callable, optional
-        Makes a call in place of a process; raises SwerveError when it fails.
+    Args:
+        file: What is remembered.
+        scope: This boot and network namespace.
+        report: Takes what became of a delivery.
+        make: Makes a call in place of a process; raises SwerveError when it fails.
 
-    Attributes
-    ----------
-    deliveries : dict
-        Those that are not finished.
+    Attributes:
+        deliveries: Those that are not finished.
     """
 
     def __init__(

@@ -42,10 +42,7 @@ _NICE: Final = 10
 def deliver(call: Mapping[str, Any]) -> str:
     """Tell a far end what it is to know; what came of it.
 
-    Raises
-    ------
-    SwerveError
-        If it could not be told.
+    Raises SwerveError if it could not be told.
     """
     options, event = call["options"], call["event"]
     try:

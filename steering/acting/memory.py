@@ -48,16 +48,11 @@ class Memory(msgspec.Struct, frozen=True):
 class Succession:
     """Takes over from the controller before, and keeps in a file what its successor needs.
 
-    Parameters
-    ----------
-    path : Path
-        The file; its directory is made with mode 0700 when missing.
-    scope : str
-        This boot and network namespace.
-    apply : bool
-        Whether changes are made; a dry run neither takes over nor leaves anything.
-    say : callable
-        Takes a line for the log.
+    Args:
+        path: The file; its directory is made with mode 0700 when missing.
+        scope: This boot and network namespace.
+        apply: Whether changes are made; a dry run neither takes over nor leaves anything.
+        say: Takes a line for the log.
     """
 
     def __init__(self, path: Path, scope: str, apply: bool, say: Callable[[str], None]) -> None:
@@ -144,14 +139,10 @@ class _Contents(msgspec.Struct, frozen=True):
 class UsualFile:
     """Keeps what an engine learns.
 
-    Parameters
-    ----------
-    folder : Path
-        The instance's runtime directory.
-    usuals : Usuals
-        What is kept.
-    say : callable
-        Takes a line for the log.
+    Args:
+        folder: The instance's runtime directory.
+        usuals: What is kept.
+        say: Takes a line for the log.
     """
 
     def __init__(self, folder: Path, usuals: Usuals, say: Callable[[str], None]) -> None:

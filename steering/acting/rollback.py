@@ -27,21 +27,13 @@ class Undone:
 def note(log: Journal, scope: str, by: str, because: str) -> list[Undone]:
     """Note what was in force before our rules were deleted.
 
-    Parameters
-    ----------
-    log : Journal
-        Where it is noted.
-    scope : str
-        This boot and namespace.
-    by : str
-        Who does it: controller, guardian or command.
-    because : str
-        Why.
+    Args:
+        log: Where it is noted.
+        scope: This boot and namespace.
+        by: Who does it: controller, guardian or command.
+        because: Why.
 
-    Raises
-    ------
-    OSError
-        If it could not be noted: it was undone all the same.
+    Raises OSError if it could not be noted: it was undone all the same.
     """
     found = log.read().in_force(scope).values()
     notes = [

@@ -41,16 +41,11 @@ class _Move:
 class StandByActing:
     """Keeps the stand-bys of one namespace.
 
-    Parameters
-    ----------
-    policy : Policy
-        The policy.
-    engine : Engine
-        What is known of the paths and the targets.
-    lender : pathlib.Path
-        The socket where the agent lends its maps.
-    output : Output
-        Takes lines for the log, and acts.
+    Args:
+        policy: The policy.
+        engine: What is known of the paths and the targets.
+        lender: The socket where the agent lends its maps.
+        output: Takes lines for the log, and acts.
     """
 
     def __init__(

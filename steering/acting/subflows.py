@@ -29,19 +29,13 @@ USERSPACE: Final = "1"  # of net.mptcp.pm_type
 class SubflowActing(Closing):
     """Replaces subflows on bad ways.
 
-    Parameters
-    ----------
-    ports : PortEngine
-        Knows ways, and which ports take which.
-    every_ns : int
-        Time between two segments.
-    output : Output
-        Takes lines for the log, and acts.
+    Args:
+        ports: Knows ways, and which ports take which.
+        every_ns: Time between two segments.
+        output: Takes lines for the log, and acts.
 
-    Attributes
-    ----------
-    why_not : str
-        Why nothing is done; empty while it is.
+    Attributes:
+        why_not: Why nothing is done; empty while it is.
     """
 
     def __init__(self, ports: PortEngine, every_ns: int, output: messages.Output) -> None:

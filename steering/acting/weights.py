@@ -35,16 +35,11 @@ class CarriedOut:
 class Acting:
     """Carries out changes of weights, or says what would be done.
 
-    Parameters
-    ----------
-    engine : Engine
-        Learns what became of each change.
-    overlay : Overlay
-        Changes the kernel.
-    log : Journal
-        Where it is noted.
-    output : Output
-        Takes lines for the log, and acts.
+    Args:
+        engine: Learns what became of each change.
+        overlay: Changes the kernel.
+        log: Where it is noted.
+        output: Takes lines for the log, and acts.
     """
 
     def __init__(
@@ -157,10 +152,7 @@ class Acting:
     def take_back(self, why: str) -> None:
         """Take everything back, and note and publish it.
 
-        Raises
-        ------
-        SwerveError
-            If the kernel refuses.
+        Raises SwerveError if the kernel refuses.
         """
         decided = time.monotonic_ns()
         self._overlay.off()

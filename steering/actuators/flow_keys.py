@@ -34,10 +34,7 @@ class Address:
 def address(text: str) -> Address:
     """An address taken apart.
 
-    Raises
-    ------
-    ValueError
-        If it is none.
+    Raises ValueError if it is none.
     """
     parsed = ipaddress.ip_address(text)
     packed = parsed.packed if parsed.version == 6 else _MAPPED + parsed.packed

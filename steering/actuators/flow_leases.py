@@ -19,10 +19,8 @@ Wanted = TypeVar("Wanted", Pin, LabelChange)
 class Leases(Closing, Generic[Wanted]):
     """The leases of one kind in one namespace.
 
-    Parameters
-    ----------
-    table : FlowTable
-        The kernel's table of flows; stays the caller's.
+    Args:
+        table: The kernel's table of flows; stays the caller's.
     """
 
     _lease: ClassVar[Lease]
@@ -37,17 +35,9 @@ class Leases(Closing, Generic[Wanted]):
     def install(self, leases: Sequence[Wanted]) -> dict[FlowKey, str]:
         """Give flows leases, or others.
 
-        Returns
-        -------
-        dict of FlowKey to str
-            Flows that were given none, and why; all others were.
-
-        Raises
-        ------
-        RefusedError
-            If there is no room for all that could be: none is given one then.
-        SwerveError
-            If the kernel refuses.
+        Returns flows that were given none, and why; all others were.
+        Raises RefusedError if there is no room for all that could be: none is given one then.
+        Raises SwerveError if the kernel refuses.
         """
         now_ns = time.monotonic_ns()
         wanted = {each.flow: each for each in leases}

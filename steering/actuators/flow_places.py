@@ -33,10 +33,8 @@ class Place:
 class Places:
     """Gives places out.
 
-    Parameters
-    ----------
-    rows, sets, ways : int
-        What there is of each; `sets` is a power of two.
+    Args:
+        rows, sets, ways: What there is of each; `sets` is a power of two.
     """
 
     def __init__(self, rows: int, sets: int, ways: int) -> None:
@@ -65,10 +63,7 @@ class Places:
     def take(self, flows: Sequence[FlowKey], hashes: Sequence[int]) -> list[Place]:
         """Places for flows that have none: for all of them or for none.
 
-        Raises
-        ------
-        RefusedError
-            If there is no room.
+        Raises RefusedError if there is no room.
         """
         if not self.room_for(len(flows)):
             raise RefusedError(

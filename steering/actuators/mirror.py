@@ -30,10 +30,8 @@ _GONE: Final = frozenset({errno.ENOENT, errno.ESRCH})
 class Numbers:
     """Table numbers and ids of ours: the same for the same thing as long as this lives.
 
-    Parameters
-    ----------
-    first_table : int
-        The first of our tables.
+    Args:
+        first_table: The first of our tables.
     """
 
     def __init__(self, first_table: int) -> None:
@@ -82,14 +80,10 @@ class Numbers:
 class Mirror:
     """Our tables in one namespace.
 
-    Parameters
-    ----------
-    netlink : Netlink
-        A socket in that namespace; stays the caller's.
-    numbers : Numbers
-        What ours are called.
-    rto_min_ms : int
-        The minimum RTO of our routes, but for those whose originals have one; 0: none.
+    Args:
+        netlink: A socket in that namespace; stays the caller's.
+        numbers: What ours are called.
+        rto_min_ms: The minimum RTO of our routes, but for those whose originals have one; 0: none.
     """
 
     def __init__(self, netlink: Netlink, numbers: Numbers, rto_min_ms: int = 0) -> None:
@@ -117,16 +111,11 @@ class Mirror:
     ) -> list[str]:
         """Make everything as it shall be; what could not be done.
 
-        Parameters
-        ----------
-        objects : Objects
-            What the kernel has.
-        views : collection of View
-            What has to be passed on.
-        targets : collection of Steered
-            All targets.
-        form : str
-            In which form.
+        Args:
+            objects: What the kernel has.
+            views: What has to be passed on.
+            targets: All targets.
+            form: In which form.
         """
         failed: list[str] = []
         self.made.clear()
@@ -161,10 +150,7 @@ class Mirror:
     def reweight(self, target: Target, shares: Shares) -> None:
         """Give a target other weights.
 
-        Raises
-        ------
-        NetlinkError
-            If the kernel refuses; in form `inline` some of its routes may have them already.
+        Raises NetlinkError if the kernel refuses; in form `inline` some of its routes may have them already.
         """
         if self.form == "object":
             number = self._numbers.group(target)

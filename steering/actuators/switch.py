@@ -25,14 +25,10 @@ _NOWHERE: Final = "swerve-none"  # no interface
 class Switch:
     """The rules of all views.
 
-    Parameters
-    ----------
-    netlink : Netlink
-        A socket in that namespace; stays the caller's.
-    numbers : Numbers
-        Of our tables.
-    priority : int or None
-        Of the rule above that of table `main`; None: one less than theirs.
+    Args:
+        netlink: A socket in that namespace; stays the caller's.
+        numbers: Of our tables.
+        priority: Of the rule above that of table `main`; None: one less than theirs.
     """
 
     def __init__(self, netlink: Netlink, numbers: Numbers, priority: int | None) -> None:
@@ -52,10 +48,7 @@ class Switch:
     def put(self, key: ViewKey, view: View | None) -> None:
         """Have the rules of a view; none where none is given.
 
-        Raises
-        ------
-        NetlinkError
-            If the kernel refuses.
+        Raises NetlinkError if the kernel refuses.
         """
         wanted = self._wanted(view) if view is not None else []
         have = self._on.get(key, [])
@@ -90,12 +83,9 @@ class Switch:
 class TableUsers:
     """Who uses the tables that would be ours. Each is looked at once: what comes there later is known to be ours.
 
-    Parameters
-    ----------
-    netlink : Netlink
-        A socket in that namespace; stays the caller's.
-    numbers : Numbers
-        Of our tables.
+    Args:
+        netlink: A socket in that namespace; stays the caller's.
+        numbers: Of our tables.
     """
 
     def __init__(self, netlink: Netlink, numbers: Numbers) -> None:
@@ -118,10 +108,7 @@ class TableUsers:
 def refuse(views: Iterable[View], users: TableUsers, rules: Iterable[Rule], priority: int | None) -> None:
     """Refuse to start where others use our numbers.
 
-    Raises
-    ------
-    RefusedError
-        If they do, and who.
+    Raises RefusedError if they do, and who.
     """
     for view in views:
         if why := users.of(view):

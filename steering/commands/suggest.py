@@ -30,19 +30,12 @@ class Suggested:
 def suggested(place: Path, records: Callable[[Policy], Recording], file: Path | None) -> Suggested:
     """A policy with thresholds from a recording.
 
-    Parameters
-    ----------
-    place : Path
-        Where the recording is, for people.
-    records : callable
-        Opens it, for what a policy needs.
-    file : Path, optional
-        The present policy.
+    Args:
+        place: Where the recording is, for people.
+        records: Opens it, for what a policy needs.
+        file: The present policy.
 
-    Raises
-    ------
-    SwerveError
-        If nothing can be suggested, and why.
+    Raises SwerveError if nothing can be suggested, and why.
     """
     found_file = file or _default()
     present = policy_file.load(found_file, guarded=False) if found_file else suggesting.for_everything()

@@ -40,10 +40,8 @@ _REMEDIES: Final = (  # by a part of the reason
 class Managed:
     """What the kernel was found to have of a policy's prefixes.
 
-    Parameters
-    ----------
-    policy : Policy
-        The policy.
+    Args:
+        policy: The policy.
     """
 
     def __init__(self, policy: Policy) -> None:

@@ -49,26 +49,16 @@ _GRACE_NS: Final = 500_000_000  # after the deadline, before the controller itse
 class Desk:
     """What an operator can do with a running controller.
 
-    Parameters
-    ----------
-    site : Site
-        The controller.
-    deadline : Deadline | None
-        Until when this run has to be confirmed.
+    Args:
+        site: The controller.
+        deadline: Until when this run has to be confirmed.
 
-    Raises
-    ------
-    SwerveError
-        If the orders on disk cannot be read, or must not be trusted.
+    Raises SwerveError if the orders on disk cannot be read, or must not be trusted.
 
-    Attributes
-    ----------
-    frozen : str
-        Why no act may be started; empty when one may.
-    sleeps : Sleeps
-        When the host was suspended.
-    register : callable
-        Have a selector wait for the operator's requests.
+    Attributes:
+        frozen: Why no act may be started; empty when one may.
+        sleeps: When the host was suspended.
+        register: Have a selector wait for the operator's requests.
     """
 
     def __init__(self, site: Site, deadline: Deadline | None) -> None:

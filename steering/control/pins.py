@@ -71,10 +71,8 @@ _SHOWN: Final = 100  # in a reply
 class PinDesk:
     """Pins by hand.
 
-    Parameters
-    ----------
-    site : Site
-        The controller.
+    Args:
+        site: The controller.
     """
 
     def __init__(self, site: Site) -> None:

@@ -111,10 +111,7 @@ _reply_decoder = msgspec.json.Decoder(Reply)
 def decode(data: bytes) -> AnyRequest:
     """A request from its packet.
 
-    Raises
-    ------
-    ValueError
-        If it is none.
+    Raises ValueError if it is none.
     """
     try:
         request: AnyRequest = _decoder.decode(data)
@@ -126,10 +123,7 @@ def decode(data: bytes) -> AnyRequest:
 def encode(request: AnyRequest) -> bytes:
     """A request as a packet.
 
-    Raises
-    ------
-    UsageError
-        If it holds what is no text.
+    Raises UsageError if it holds what is no text.
     """
     try:
         return msgspec.json.encode(request)
@@ -151,10 +145,7 @@ def encode_reply(reply: Reply) -> bytes:
 def decode_reply(data: bytes) -> Reply:
     """A reply from its packet.
 
-    Raises
-    ------
-    ValueError
-        If it is none.
+    Raises ValueError if it is none.
     """
     try:
         reply: Reply = _reply_decoder.decode(data)

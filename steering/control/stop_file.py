@@ -28,10 +28,8 @@ def places_of(folder: Path) -> tuple[Path, Path]:
 class StopFile:
     """Whether an instance is stopped.
 
-    Parameters
-    ----------
-    folder : Path
-        The instance's state directory.
+    Args:
+        folder: The instance's state directory.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -74,10 +72,7 @@ def _said(place: Path) -> str:
 def freeze(place: Path, why: str) -> None:
     """Make a stop file.
 
-    Raises
-    ------
-    OSError
-        If it cannot be made.
+    Raises OSError if it cannot be made.
     """
     with as_owner(place):
         place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

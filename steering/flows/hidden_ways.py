@@ -64,10 +64,8 @@ class Fan:
 class Ways:
     """The ways to all managed addresses of one family.
 
-    Attributes
-    ----------
-    fans : dict
-        By address.
+    Attributes:
+        fans: By address.
     """
 
     def __init__(self, wanted: AroundWays, managed: tuple[str, ...], family: Literal[4, 6]) -> None:

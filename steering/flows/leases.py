@@ -40,10 +40,8 @@ class Holding:
 class Holdings:
     """All of them.
 
-    Parameters
-    ----------
-    policy : Policy
-        The policy.
+    Args:
+        policy: The policy.
     """
 
     def __init__(self, policy: Policy) -> None:

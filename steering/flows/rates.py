@@ -151,10 +151,8 @@ class _Track:
 class FlowRates:
     """All connections that are heard of.
 
-    Parameters
-    ----------
-    capacity : int
-        So many are remembered at most.
+    Args:
+        capacity: So many are remembered at most.
     """
 
     def __init__(self, capacity: int = 8192) -> None:

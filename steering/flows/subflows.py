@@ -66,10 +66,8 @@ class _Known:
 class SubflowEngine:
     """All MPTCP connections under one policy.
 
-    Parameters
-    ----------
-    ports : PortEngine
-        Knows ways, and which ports take which.
+    Args:
+        ports: Knows ways, and which ports take which.
     """
 
     def __init__(self, ports: PortEngine) -> None:

@@ -62,12 +62,9 @@ class RecordedBonds:
 class Besides:
     """What a dry run would have told.
 
-    Parameters
-    ----------
-    policy : Policy
-        The policy.
-    engine : Engine
-        Has the evidence.
+    Args:
+        policy: The policy.
+        engine: Has the evidence.
     """
 
     def __init__(self, policy: Policy, engine: Engine) -> None:

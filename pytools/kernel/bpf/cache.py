@@ -48,17 +48,12 @@ class Function:
 class Shelf:
     """The entries in directories that nobody else can write; others serve as if nothing were in them.
 
-    Parameters
-    ----------
-    own : str
-        This user's, where entries are put. Made if need be. Empty: nothing is kept.
-    *others : str
-        Where entries are looked for besides.
+    Args:
+        own: This user's, where entries are put. Made if need be. Empty: nothing is kept.
+        *others: Where entries are looked for besides.
 
-    Attributes
-    ----------
-    refused : str
-        Why an entry that was there could not be loaded.
+    Attributes:
+        refused: Why an entry that was there could not be loaded.
     """
 
     def __init__(self, own: str, *others: str) -> None:
@@ -111,12 +106,9 @@ class Shelf:
     ) -> None:
         """Put down what was compiled, if it can be; too many of the oldest go.
 
-        Parameters
-        ----------
-        reply : mapping
-            What the child answers.
-        maps : mapping of str to int
-            Descriptors by name.
+        Args:
+            reply: What the child answers.
+            maps: Descriptors by name.
         """
         if self._own < 0 or not made_from.name:
             return
@@ -128,12 +120,8 @@ class Shelf:
 def opened(directory: str, make: bool = False) -> int:
     """Open a directory of entries; `make` is for this user's own, which others may read.
 
-    Raises
-    ------
-    OSError
-        If it cannot be opened.
-    RefusedError
-        If somebody else could write there.
+    Raises OSError if it cannot be opened.
+    Raises RefusedError if somebody else could write there.
     """
     if make:
         os.makedirs(os.path.dirname(directory), exist_ok=True)
@@ -158,10 +146,7 @@ def opened(directory: str, make: bool = False) -> int:
 def put(at: int, entries: Mapping[str, bytes], *, durable: bool = False) -> None:
     """Put entries into an open directory, all or none; whoever looks finds whole ones only. Too many of the oldest go.
 
-    Raises
-    ------
-    OSError
-        If they cannot be written.
+    Raises OSError if they cannot be written.
     """
     mark = os.urandom(8).hex()
     there: list[str] = []
@@ -255,10 +240,7 @@ def _text(code: bytes) -> str:
 def _with_maps(code: bytes, numbers: Mapping[int, int]) -> bytes:
     """The instructions with other numbers for their maps: places for descriptors, or the other way round.
 
-    Raises
-    ------
-    ValueError
-        If they refer to anything but a map that is known.
+    Raises ValueError if they refer to anything but a map that is known.
     """
     changed = bytearray(code)
     for at, (operation, registers, _, number) in enumerate(struct.iter_unpack("<BBhi", code)):

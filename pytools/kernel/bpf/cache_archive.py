@@ -102,10 +102,7 @@ class Manifest(_Strict, frozen=True):
 def entry_of(body: bytes) -> Entry:
     """What an entry says.
 
-    Raises
-    ------
-    ValueError
-        If it is none.
+    Raises ValueError if it is none.
     """
     try:
         return msgspec.json.decode(body, type=Entry)
@@ -133,10 +130,7 @@ def _member(name: str, body: bytes) -> bytes:
 def write(out: Path, entries: Mapping[str, bytes]) -> int:
     """Write a new archive; returns its size.
 
-    Raises
-    ------
-    UsageError
-        If the file is there already, or cannot be made.
+    Raises UsageError if the file is there already, or cannot be made.
     """
     content = packed(entries)
     try:
@@ -152,12 +146,8 @@ def write(out: Path, entries: Mapping[str, bytes]) -> int:
 def read(file: Path) -> dict[str, bytes]:
     """The entries in an archive by name, all of them verified.
 
-    Raises
-    ------
-    UsageError
-        If the file cannot be read.
-    RefusedError
-        If somebody else could have written it, or anything in it is not as `write` makes it.
+    Raises UsageError if the file cannot be read.
+    Raises RefusedError if somebody else could have written it, or anything in it is not as `write` makes it.
     """
     try:
         content = directories.read_obeyed(file, MOST_BYTES + 1)
@@ -184,12 +174,8 @@ def take(entries: Mapping[str, bytes], own: str) -> Taken:
 
     One that is there already stays, unless nothing could be loaded from it.
 
-    Raises
-    ------
-    SwerveError
-        If they cannot be written.
-    RefusedError
-        If somebody else could write in the directory.
+    Raises SwerveError if they cannot be written.
+    Raises RefusedError if somebody else could write in the directory.
     """
     found = Taken()
     try:
@@ -226,10 +212,7 @@ def is_entry(body: bytes) -> bool:
 def unpacked(content: bytes) -> dict[str, bytes]:
     """What `packed` was given.
 
-    Raises
-    ------
-    ValueError
-        If it did not make this, and why.
+    Raises ValueError if it did not make this, and why.
     """
     if len(content) > MOST_BYTES:
         _refuse(f"it has more than {MOST_BYTES} bytes")

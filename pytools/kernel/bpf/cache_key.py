@@ -54,14 +54,10 @@ def flags(bpf_dir: str) -> list[str]:
 class Inputs:
     """What a program is made from.
 
-    Attributes
-    ----------
-    program : mapping
-        Empty for a program that is not ours.
-    compiler : mapping
-        Empty where nothing compiles.
-    lacking : str
-        Why nothing does, for a program of ours.
+    Attributes:
+        program: Empty for a program that is not ours.
+        compiler: Empty where nothing compiles.
+        lacking: Why nothing does, for a program of ours.
     """
 
     program: Mapping[str, Any]
@@ -87,14 +83,10 @@ def digest(content: object) -> str:
 def inputs(program: Mapping[str, Any], bpf_dir: str, package: str) -> Inputs:
     """What a program would be made from on this host.
 
-    Parameters
-    ----------
-    program : mapping
-        As in the request to the child: source, defines, functions.
-    bpf_dir : str
-        Where our sources are.
-    package : str
-        Where bcc is; empty: nowhere.
+    Args:
+        program: As in the request to the child: source, defines, functions.
+        bpf_dir: Where our sources are.
+        package: Where bcc is; empty: nowhere.
     """
     ours, named = _ours(program["source"], Path(bpf_dir))
     if not ours:
@@ -111,17 +103,11 @@ def inputs(program: Mapping[str, Any], bpf_dir: str, package: str) -> Inputs:
 def compiler(named: Iterable[str], package: str) -> dict[str, Any]:
     """What compiles here, and the headers that go in.
 
-    Parameters
-    ----------
-    named : iterable of str
-        Headers that our sources include.
-    package : str
-        Where bcc is.
+    Args:
+        named: Headers that our sources include.
+        package: Where bcc is.
 
-    Raises
-    ------
-    FileNotFoundError
-        If something is missing; its file name is what.
+    Raises FileNotFoundError if something is missing; its file name is what.
     """
     if not package:
         raise FileNotFoundError(2, "missing", "bcc for Python (python3-bpfcc)")
@@ -175,10 +161,7 @@ def _closure(roots: Iterable[str], top: Path, places: Sequence[Path]) -> tuple[d
 def _library(name: str) -> Path:
     """Where the dynamic linker finds a library.
 
-    Raises
-    ------
-    FileNotFoundError
-        If it does not.
+    Raises FileNotFoundError if it does not.
     """
     asked = [Path(each) for each in os.environ.get("LD_LIBRARY_PATH", "").split(":") if each]
     usual = [Path(top, each) for top in ("/usr/local", "/usr") for each in (f"lib/{_multiarch()}", "lib64", "lib")]

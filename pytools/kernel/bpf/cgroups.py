@@ -36,15 +36,10 @@ class CgroupLink:
 def root(mounts: str | None = None) -> Path:
     """Where the version 2 hierarchy of control groups is mounted.
 
-    Parameters
-    ----------
-    mounts : str
-        What /proc/self/mounts says; read from there unless given.
+    Args:
+        mounts: What /proc/self/mounts says; read from there unless given.
 
-    Raises
-    ------
-    CapabilityError
-        If it is mounted nowhere.
+    Raises CapabilityError if it is mounted nowhere.
     """
     text = Path("/proc/self/mounts").read_text() if mounts is None else mounts
     for line in text.splitlines():
@@ -59,12 +54,8 @@ def root(mounts: str | None = None) -> Path:
 def attach(prog_fd: int, attach_type: int = syscall.SOCK_OPS, group: Path | None = None) -> CgroupLink:
     """Have a program of this type (`syscall`) called for the sockets of a control group, the root unless given.
 
-    Raises
-    ------
-    CapabilityError
-        If there is no version 2 hierarchy.
-    SwerveError
-        If the kernel refuses.
+    Raises CapabilityError if there is no version 2 hierarchy.
+    Raises SwerveError if the kernel refuses.
     """
     place = root() if group is None else group
     try:

@@ -51,10 +51,7 @@ class Program:
 def bpf_dir() -> Path:
     """Where the C sources are: inside the installed package, or beside it in a checkout.
 
-    Raises
-    ------
-    SwerveError
-        If the installation lacks them.
+    Raises SwerveError if the installation lacks them.
     """
     package = Path(__file__).resolve().parent.parent
     for candidate in (package / "bpf", package.parent / "bpf"):
@@ -73,10 +70,7 @@ def has_bcc() -> bool:
 def interpreter() -> str:
     """A Python that can import bcc: this one, or the distribution's.
 
-    Raises
-    ------
-    CapabilityError
-        If neither can.
+    Raises CapabilityError if neither can.
     """
     if not bcc_package():
         raise CapabilityError("no Python here can import bcc", "apt-get install python3-bpfcc")
@@ -99,12 +93,9 @@ def bcc_package() -> str:
 class Compilation:
     """Programs on their way into the kernel, each with a child process of its own.
 
-    Parameters
-    ----------
-    programs : sequence of Program
-        What to compile and load.
-    cache : str
-        Whether what was compiled before is used.
+    Args:
+        programs: What to compile and load.
+        cache: Whether what was compiled before is used.
     """
 
     def __init__(self, programs: Sequence[Program], cache: Cache = "use") -> None:
@@ -124,10 +115,7 @@ class Compilation:
     def replies(self) -> Iterator[tuple[dict[str, Any], list[int]]]:
         """Each program's reply and its descriptors, which are then the caller's, in their order; waits for them.
 
-        Raises
-        ------
-        SwerveError
-            If a child dies before it has answered.
+        Raises SwerveError if a child dies before it has answered.
         """
         for child in self._children:
             yield child.reply()

@@ -30,17 +30,11 @@ _INFO_BYTES, _NAME_AT, _NAME_BYTES = 80, 24, 16
 class MappedArray:
     """A mappable array map in this process's memory.
 
-    Parameters
-    ----------
-    fd : int
-        Its descriptor; taken over.
-    record : numpy.dtype
-        The layout of a value, as compiled.
+    Args:
+        fd: Its descriptor; taken over.
+        record: The layout of a value, as compiled.
 
-    Raises
-    ------
-    SwerveError
-        If the map is of another kind or layout, or may not be mapped.
+    Raises SwerveError if the map is of another kind or layout, or may not be mapped.
     """
 
     def __init__(self, fd: int, record: np.dtype[Any]) -> None:
@@ -98,10 +92,7 @@ def _info(fd: int) -> _Info:
 def create(name: str, record: np.dtype[Any], entries: int) -> MappedArray:
     """A new map of zeroed records; the name (at most 15 letters, digits, dots, underscores) is how it is found again.
 
-    Raises
-    ------
-    CapabilityError
-        If the kernel does not let this process make one.
+    Raises CapabilityError if the kernel does not let this process make one.
     """
     encoded = name.encode()
     if not 0 < len(encoded) < _NAME_BYTES:

@@ -44,10 +44,7 @@ class Subflow:
 class PathManager(Closing):
     """Asks for subflows.
 
-    Raises
-    ------
-    SwerveError
-        If the kernel has no MPTCP, or no socket diagnostics.
+    Raises SwerveError if the kernel has no MPTCP, or no socket diagnostics.
     """
 
     def __init__(self) -> None:
@@ -70,10 +67,7 @@ class PathManager(Closing):
     def subflows(self) -> Iterator[Subflow]:
         """All over IPv4 that send or receive.
 
-        Raises
-        ------
-        SwerveError
-            If the kernel refuses.
+        Raises SwerveError if the kernel refuses.
         """
         for each in self._diagnostics.sockets():
             if each.mptcp is not None and each.family == socket.AF_INET and each.remote_port:

@@ -35,12 +35,9 @@ T = TypeVar("T")
 class NetlinkError(SwerveError):
     """The kernel answered a netlink request with an error.
 
-    Attributes
-    ----------
-    code : int
-        The errno, positive.
-    sentence : str
-        The kernel's own explanation; empty when it gave none.
+    Attributes:
+        code: The errno, positive.
+        sentence: The kernel's own explanation; empty when it gave none.
     """
 
     def __init__(self, what: str, code: int, sentence: str, next_step: str = "") -> None:
@@ -56,15 +53,11 @@ class _InterruptedDumpError(Exception):
 class NetlinkSocket:
     """A request-and-answer socket in the namespace of the thread that makes it.
 
-    Parameters
-    ----------
-    family : int
-        The netlink protocol, NETLINK_ROUTE unless told.
+    Args:
+        family: The netlink protocol, NETLINK_ROUTE unless told.
 
-    Attributes
-    ----------
-    sock : socket
-        What requests go by and answers come by.
+    Attributes:
+        sock: What requests go by and answers come by.
     """
 
     def __init__(self, family: int = socket.NETLINK_ROUTE) -> None:
@@ -89,12 +82,8 @@ class NetlinkSocket:
     def change(self, message: nlmsg, msg_type: int, msg_flags: int, what: str) -> None:
         """Ask for a change and wait for the kernel's acknowledgement.
 
-        Raises
-        ------
-        NetlinkError
-            With the kernel's own sentence, `what` in front of it.
-        CapabilityError
-            If the privilege is missing.
+        Raises NetlinkError with the kernel's own sentence, `what` in front of it.
+        Raises CapabilityError if the privilege is missing.
         """
         self._exchange(self._encoded(message, msg_type, msg_flags | ACK), _decoder(type(message)), what, until_end=True)
 
@@ -112,10 +101,7 @@ class NetlinkSocket:
     ) -> list[NetlinkError | None]:
         """Ask for many changes at once, encoded already; each one's refusal, or None for those that were made.
 
-        Raises
-        ------
-        CapabilityError
-            If the privilege is missing.
+        Raises CapabilityError if the privilege is missing.
         """
         found: list[NetlinkError | None] = []
         for first in range(0, len(bodies), _AT_ONCE):

@@ -21,21 +21,14 @@ _ROUTES_BACK_NS: Final = 5_000_000_000  # for so long after the carrier came bac
 class Interface:
     """What is known of one interface.
 
-    Parameters
-    ----------
-    row : LinkRow
-        Its first reading.
-    flap_window_ns : int
-        A carrier that is found again within it has flapped.
+    Args:
+        row: Its first reading.
+        flap_window_ns: A carrier that is found again within it has flapped.
 
-    Attributes
-    ----------
-    upper : str
-        The interface with paths whose packets it carries; empty when it has paths itself.
-    bond : BondRow, optional
-        What it is a port of.
-    device : str
-        The bond or team that it is, is a port of, or is above.
+    Attributes:
+        upper: The interface with paths whose packets it carries; empty when it has paths itself.
+        bond: What it is a port of.
+        device: The bond or team that it is, is a port of, or is above.
     """
 
     def __init__(self, host: str, row: LinkRow, now_ns: int, flap_window_ns: int) -> None:

@@ -94,14 +94,10 @@ class _Known:
 class RdmaPorts:
     """Watches all RDMA ports that this process's /sys shows.
 
-    Parameters
-    ----------
-    host : str
-        Name of this host in signals.
-    paths_of : callable
-        The paths of a network interface of this namespace.
-    window_ns : int
-        How often a port's counters are told.
+    Args:
+        host: Name of this host in signals.
+        paths_of: The paths of a network interface of this namespace.
+        window_ns: How often a port's counters are told.
     """
 
     def __init__(

@@ -64,10 +64,8 @@ class Port:
 class Sysfs:
     """Reads RDMA ports.
 
-    Parameters
-    ----------
-    root : Path
-        Where the devices are listed.
+    Args:
+        root: Where the devices are listed.
     """
 
     def __init__(self, root: Path = SYSFS) -> None:

@@ -67,19 +67,13 @@ class Lane:
 class Frames:
     """Room for a probe of each lane at each of several times, all of one family.
 
-    Parameters
-    ----------
-    port : int
-        UDP port of the reflectors.
-    dscp : int
-        Differentiated services code point of the probes.
-    memory : Schedule
-        Where they are put together, for whoever sends them.
+    Args:
+        port: UDP port of the reflectors.
+        dscp: Differentiated services code point of the probes.
+        memory: Where they are put together, for whoever sends them.
 
-    Attributes
-    ----------
-    headers : ndarray, shape (times, lanes)
-        The messages, as sendmmsg(2) takes them.
+    Attributes:
+        headers (ndarray, shape (times, lanes)): The messages, as sendmmsg(2) takes them.
     """
 
     def __init__(
@@ -110,12 +104,9 @@ class Frames:
     def fill(self, places: NDArray[np.intp], seq: NDArray[np.int64]) -> None:
         """Make the probes of some times ready to be sent.
 
-        Parameters
-        ----------
-        places : ndarray of int, shape (n,)
-            Which times.
-        seq : ndarray of int64, shape (n, lanes)
-            Sequence numbers as they go on the wire, modulo 2^32.
+        Args:
+            places (ndarray of int, shape (n,)): Which times.
+            seq (ndarray of int64, shape (n, lanes)): Sequence numbers as they go on the wire, modulo 2^32.
         """
         nonces = np.frombuffer(os.urandom(8 * seq.size), "u4").reshape(*seq.shape, 2)
         big_endian = seq.astype(">u4").view("u4")
@@ -133,10 +124,7 @@ class Frames:
 def open_socket(marked: bool = True) -> socket.socket:
     """A packet socket that sends frames of ours to `bpf/probe.c`, unless they go unmarked, and receives nothing.
 
-    Raises
-    ------
-    CapabilityError
-        If this process may not have one.
+    Raises CapabilityError if this process may not have one.
     """
     sock = None
     try:
@@ -157,10 +145,8 @@ class Frame:
 
     Where packets begin with the IP header it leaves as it is: with a header in front, the longest would be too long.
 
-    Attributes
-    ----------
-    address : tuple
-        Where a packet socket sends it.
+    Attributes:
+        address: Where a packet socket sends it.
     """
 
     def __init__(

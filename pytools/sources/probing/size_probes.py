@@ -57,10 +57,7 @@ class Told(NamedTuple):
 class SizeProbes:
     """The socket of one path.
 
-    Raises
-    ------
-    SwerveError
-        If it cannot be had.
+    Raises SwerveError if it cannot be had.
     """
 
     def __init__(self, pinned: PinnedPath, port: int, dscp: int) -> None:

@@ -65,22 +65,14 @@ class _Sent(NamedTuple):
 class Sweep:
     """The sockets, and what was sent by them.
 
-    Parameters
-    ----------
-    wakeups : epoll
-        Readable when a router has spoken, until `spoke` is called.
-    port : int
-        Of the reflectors.
+    Args:
+        wakeups: Readable when a router has spoken, until `spoke` is called.
+        port: Of the reflectors.
 
-    Attributes
-    ----------
-    wire_bytes : int
-        Of what was sent.
+    Attributes:
+        wire_bytes: Of what was sent.
 
-    Raises
-    ------
-    SwerveError
-        If there are not so many ports.
+    Raises SwerveError if there are not so many ports.
     """
 
     def __init__(

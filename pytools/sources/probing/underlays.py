@@ -26,15 +26,11 @@ _Key = tuple[bytes, int, int, int]  # outer address, interface index, destinatio
 class Underlays:
     """Of each path by a tunnel, the ways below it, and how many packets took each.
 
-    Parameters
-    ----------
-    loaded : Loaded
-        With observe.c; without it nothing is counted. Stays the caller's.
+    Args:
+        loaded: With observe.c; without it nothing is counted. Stays the caller's.
 
-    Attributes
-    ----------
-    refused : int
-        How many ways are not counted, since the kernel's table is full.
+    Attributes:
+        refused: How many ways are not counted, since the kernel's table is full.
     """
 
     def __init__(self, netlink: Netlink, loaded: Loaded) -> None:

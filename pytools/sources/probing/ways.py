@@ -51,15 +51,11 @@ _Searching = tuple[PathWays, Search, Meeting | tuple[Locating, Seen]]
 class HiddenWays:
     """All paths' ways.
 
-    Parameters
-    ----------
-    host : str
-        Our name.
+    Args:
+        host: Our name.
 
-    Attributes
-    ----------
-    ttl : ndarray of uint8
-        By path: of the newest probe that was answered, at the peer; 0: none was.
+    Attributes:
+        ttl (ndarray of uint8): By path: of the newest probe that was answered, at the peer; 0: none was.
     """
 
     def __init__(self, host: str, probe: Probe, program: ProbeProgram, bus: Bus) -> None:

@@ -74,23 +74,15 @@ def program() -> Program:
 class Uprobes(Way):
     """The breakpoints of this host, and the table they fill.
 
-    Parameters
-    ----------
-    loaded : Loaded
-        With `program()` in it; stays the caller's, and has to outlive this.
-    devices : Path
-        Where the kernel lists RDMA devices.
-    library : str
-        The verbs library.
-    environment : mapping, optional
-        For the child that opens the devices.
+    Args:
+        loaded: With `program()` in it; stays the caller's, and has to outlive this.
+        devices: Where the kernel lists RDMA devices.
+        library: The verbs library.
+        environment: For the child that opens the devices.
 
-    Attributes
-    ----------
-    failed : dict of str to str
-        What could not be found or probed, and why.
-    table : KernelTable, optional
-        The table, where the programs could be loaded.
+    Attributes:
+        failed: What could not be found or probed, and why.
+        table: The table, where the programs could be loaded.
     """
 
     def __init__(

@@ -38,10 +38,8 @@ class _Device:
 class NotReady:
     """Counters of receivers that were not ready, by device.
 
-    Parameters
-    ----------
-    root : Path
-        Where the devices are listed.
+    Args:
+        root: Where the devices are listed.
     """
 
     def __init__(self, root: Path = SYSFS) -> None:
@@ -92,10 +90,8 @@ class NotReady:
 class Receivers:
     """What is known of the other ends.
 
-    Parameters
-    ----------
-    not_ready : NotReady
-        The ports' counters.
+    Args:
+        not_ready: The ports' counters.
     """
 
     def __init__(self, not_ready: NotReady) -> None:
@@ -130,12 +126,9 @@ class Receivers:
     ) -> None:
         """Fill in what the facts say of receivers.
 
-        Parameters
-        ----------
-        share : float
-            Of the mean bandwidth: below is low.
-        counters : mapping
-            Of all rows, as they stood at the last reading.
+        Args:
+            share: Of the mean bandwidth: below is low.
+            counters: Of all rows, as they stood at the last reading.
         """
         slow = (facts.completed == 0) | verdicts.low(facts, share)
         suspected = facts.needs_receives & (facts.outstanding > 0) & slow

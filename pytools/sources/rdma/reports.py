@@ -29,10 +29,8 @@ _UNJUDGED: Final = ("no_demand", "unknown")
 class Reports:
     """Makes the signals.
 
-    Parameters
-    ----------
-    host : str
-        This host's name.
+    Args:
+        host: This host's name.
     """
 
     def __init__(self, host: str, watch: Watch) -> None:

@@ -45,19 +45,13 @@ _HARMLESS: Final = (verdicts.OK, verdicts.NO_DEMAND, verdicts.UNKNOWN)
 class RdmaSource:
     """Reads queue pairs and publishes what they are going through.
 
-    Parameters
-    ----------
-    ways : sequence of Way
-        The ways in; closed with this.
-    path_of : callable
-        Which measured path, if any, a remote address and an interface make.
-    sysfs : Path, optional
-        Where RDMA devices are listed.
+    Args:
+        ways: The ways in; closed with this.
+        path_of: Which measured path, if any, a remote address and an interface make.
+        sysfs: Where RDMA devices are listed.
 
-    Attributes
-    ----------
-    watch : Watch
-        The state of every queue pair.
+    Attributes:
+        watch: The state of every queue pair.
     """
 
     def __init__(

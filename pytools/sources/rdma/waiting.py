@@ -31,12 +31,9 @@ _AGAIN_NS: Final = 60_000_000_000  # after a compilation that failed
 class RdmaWhenThere:
     """Waits for the first RDMA device, then runs an `RdmaSource`.
 
-    Parameters
-    ----------
-    path_of : callable
-        Which measured path, if any, a remote address and an interface make.
-    tap_socket : Path
-        Where tapped processes ask for their table.
+    Args:
+        path_of: Which measured path, if any, a remote address and an interface make.
+        tap_socket: Where tapped processes ask for their table.
     """
 
     def __init__(

@@ -61,10 +61,7 @@ def encode(batch: Batch) -> bytes:
 def decode(payload: bytes) -> Batch:
     """The batch in a payload.
 
-    Raises
-    ------
-    BadBatchError
-        If it is not one, from beginning to end.
+    Raises BadBatchError if it is not one, from beginning to end.
     """
     if len(payload) < _HEADER.size:
         raise BadBatchError("too short")
@@ -110,10 +107,7 @@ def encode_ask(lease_ns: int) -> bytes:
 def decode_ask(payload: bytes) -> int:
     """For how long batches are asked for.
 
-    Raises
-    ------
-    BadBatchError
-        If it is no such request.
+    Raises BadBatchError if it is no such request.
     """
     if len(payload) != _ASK.size:
         raise BadBatchError("wrong length")
@@ -126,12 +120,9 @@ def decode_ask(payload: bytes) -> int:
 def batches(tcp_rate: int, udp_rate: int, flows: NDArray[Any], samples_of: NDArray[Any]) -> list[Batch]:
     """Batches of these samples, as many as it takes; one without samples says that there are none.
 
-    Parameters
-    ----------
-    flows : ndarray of FLOW
-        Of each sample.
-    samples_of : ndarray of SAMPLE
-        Their `flow` is filled in here.
+    Args:
+        flows (ndarray of FLOW): Of each sample.
+        samples_of (ndarray of SAMPLE): Their `flow` is filled in here.
     """
     made = []
     for begin in range(0, max(len(samples_of), 1), MOST_SAMPLES):

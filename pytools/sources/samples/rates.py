@@ -22,17 +22,12 @@ _MULTIPLE: Final = 0.02  # share of buffers with several bytes to sample from wh
 class RateControl:
     """The two rates, adapted to what was recorded: coarser at once, finer by one when it has been quiet for a while.
 
-    Parameters
-    ----------
-    per_s : int
-        The budget.
+    Args:
+        per_s: The budget.
 
-    Attributes
-    ----------
-    tcp, udp : int
-        The rates: zero bits of what is sampled, see above.
-    floor : int
-        The finest rate of TCP.
+    Attributes:
+        tcp, udp: The rates: zero bits of what is sampled, see above.
+        floor: The finest rate of TCP.
     """
 
     def __init__(self, per_s: int) -> None:

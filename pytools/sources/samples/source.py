@@ -65,25 +65,16 @@ class _Asker:
 class SampleSource(Source):
     """Samples, exchanges and publishes.
 
-    Parameters
-    ----------
-    loaded : Loaded
-        With sample.c; stays the caller's.
-    interfaces : Interfaces
-        The names of those that packets pass.
-    hosts : Hosts
-        The bus between hosts.
-    between : callable
-        How a peer's clock runs against ours; asked once per window for peers whose clock is not shared.
-    path_of : callable
-        Which measured path, if any, a remote address and an interface make.
+    Args:
+        loaded: With sample.c; stays the caller's.
+        interfaces: The names of those that packets pass.
+        hosts: The bus between hosts.
+        between: How a peer's clock runs against ours; asked once per window for peers whose clock is not shared.
+        path_of: Which measured path, if any, a remote address and an interface make.
 
-    Attributes
-    ----------
-    control : RateControl
-        How often is sampled.
-    joins : Joins
-        What is remembered of both ends.
+    Attributes:
+        control: How often is sampled.
+        joins: What is remembered of both ends.
     """
 
     def __init__(

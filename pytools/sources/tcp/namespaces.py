@@ -31,12 +31,9 @@ _NAMED, _POD, _CONTAINER, _UNIT, _UNKNOWN = range(5)  # how much a name says, th
 class Names:
     """Names by cookie of the namespace.
 
-    Parameters
-    ----------
-    cgroups : Cgroups
-        Stays the caller's.
-    pods : Pods
-        Names by UID and by identifier of a container.
+    Args:
+        cgroups: Stays the caller's.
+        pods: Names by UID and by identifier of a container.
     """
 
     def __init__(self, cgroups: Cgroups, pods: Pods) -> None:
@@ -87,14 +84,10 @@ class Names:
 class Namespaces:
     """Reads the kernel's sums.
 
-    Parameters
-    ----------
-    sums : Map
-        `tcp_namespaces`.
-    columns : Columns
-        Of the counts.
-    names : Names
-        What they are called.
+    Args:
+        sums: `tcp_namespaces`.
+        columns: Of the counts.
+        names: What they are called.
     """
 
     def __init__(self, sums: Map, columns: Columns, names: Names) -> None:

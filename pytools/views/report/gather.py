@@ -202,10 +202,8 @@ class Gathering:
     def report(self, told: Told) -> Report:
         """Everything so far.
 
-        Parameters
-        ----------
-        told : Told
-            What the reader knows of what it read; what was found here is added.
+        Args:
+            told: What the reader knows of what it read; what was found here is added.
         """
         if not self._records:
             return Report(told=_with(told, 0, self._broken, 0, self._crowded))

@@ -52,15 +52,10 @@ def asked(
 ) -> Asked:  # fmt: skip
     """What was typed, understood.
 
-    Parameters
-    ----------
-    recording : callable
-        Finds the flight recorder's directory; called only when it is needed.
+    Args:
+        recording: Finds the flight recorder's directory; called only when it is needed.
 
-    Raises
-    ------
-    UsageError
-        If a time is none, or two sources were named.
+    Raises UsageError if a time is none, or two sources were named.
     """
     if live_s is not None and (files or since is not None or until is not None):
         raise UsageError(
@@ -84,10 +79,7 @@ def check_out(out: Path) -> None:
 def recorded(wanted: Asked) -> Report:
     """A report of files, or of the flight recorder.
 
-    Raises
-    ------
-    SwerveError
-        If one cannot be read.
+    Raises SwerveError if one cannot be read.
     """
     told, gathering = Read(), Gathering()
     choice = Wanted(TYPES, since_ns=wanted.since_ns, until_ns=wanted.until_ns)
@@ -124,10 +116,7 @@ def live(
 ) -> Report:
     """A report of what an agent tells within the next seconds.
 
-    Raises
-    ------
-    AgentGoneError
-        If the agent ends meanwhile.
+    Raises AgentGoneError if the agent ends meanwhile.
     """
     gathering, until_s = Gathering(), clock() + seconds
     while (left_s := until_s - clock()) > 0:
@@ -163,10 +152,7 @@ def summary(report: Report, out: Path, size_bytes: int, as_json: bool) -> str:
 def write(report: Report, out: Path) -> int:
     """Write the page, whole or not at all; returns its size in bytes.
 
-    Raises
-    ------
-    SwerveError
-        If it cannot be written.
+    Raises SwerveError if it cannot be written.
     """
     data = page.page(report, lambda at: at.astimezone()).encode("utf-8", "replace")
     if str(out) == "-":

@@ -39,12 +39,9 @@ class Bands:
 class Runs:
     """Collects states.
 
-    Parameters
-    ----------
-    silence_ns : int
-        A state holds so long after it was last said, unless another comes before.
-    limit : int
-        How many stretches are kept.
+    Args:
+        silence_ns: A state holds so long after it was last said, unless another comes before.
+        limit: How many stretches are kept.
     """
 
     def __init__(self, silence_ns: int, limit: int = RUNS) -> None:
