@@ -160,12 +160,7 @@ def _noise(rng: np.random.Generator, shape: tuple[int, ...], network: Network) -
 
 
 def _stamped(
-    rng: np.random.Generator,
-    sent: Ints,
-    delay_ns: float,
-    network: Network,
-    clocks: Clocks,
-    ends: tuple[int, int],
+    rng: np.random.Generator, sent: Ints, delay_ns: float, network: Network, clocks: Clocks, ends: tuple[int, int]
 ) -> tuple[Ints, Ints]:
     """Stamps of trains of probes at the sender and at the receiver, each of its own clock, shape of `sent`."""
     waited = queueing(rng, len(sent), network, sent.shape[1])

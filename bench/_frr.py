@@ -124,12 +124,9 @@ def _configuration(node: _Node, bfd: Bfd) -> dict[str, str]:
 class Frr:
     """FRR at work on a lab.
 
-    Parameters
-    ----------
-    lab : Lab
-        Whose hosts and rails it routes for.
-    bfd : Bfd
-        How it watches its neighbours.
+    Args:
+        lab: Whose hosts and rails it routes for.
+        bfd: How it watches its neighbours.
     """
 
     def __init__(self, lab: Lab, bfd: Bfd) -> None:
@@ -198,10 +195,7 @@ class Frr:
 def routed(lab: Lab, bfd: Bfd) -> Iterator[Frr]:
     """Let FRR route between the hosts of a lab for a while.
 
-    Raises
-    ------
-    CapabilityError
-        If it is not installed.
+    Raises CapabilityError if it is not installed.
     """
     if not available():
         raise CapabilityError("FRR is not installed", "apt-get install frr")

@@ -22,15 +22,7 @@ import samples  # noqa: E402
 
 from pytools.errors import SwerveError  # noqa: E402
 from pytools.ipc.bus import Bus, Server  # noqa: E402
-from pytools.signals import (  # noqa: E402
-    AnySignal,
-    GroupMember,
-    NexthopGroup,
-    PathDelay,
-    ProbeSamples,
-    TcpFlow,
-    TcpPath,
-)
+from pytools.signals import AnySignal, GroupMember, NexthopGroup, PathDelay, ProbeSamples, TcpFlow, TcpPath  # noqa: E402
 from pytools.signals import Path as Way  # noqa: E402
 
 HOSTS, RAILS, FLOWS = 100, 2, 1000

@@ -23,19 +23,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from _common import (
-    ADDRESSES,
-    DEVICE,
-    Hook,
-    Pair,
-    emit,
-    empty_program,
-    median,
-    note,
-    per_run,
-    run_times,
-    veth_pair,
-)
+from _common import ADDRESSES, DEVICE, Hook, Pair, emit, empty_program, median, note, per_run, run_times, veth_pair
 from numpy.typing import NDArray
 
 from pytools.errors import SwerveError

@@ -57,10 +57,7 @@ def lossless(loaded: Loaded) -> None:
             TCP_EGRESS: Hook(loaded.programs[TCP_EGRESS], pair.ends[0], DEVICE, "egress"),
             TCP_INGRESS: Hook(loaded.programs[TCP_INGRESS], pair.ends[0], DEVICE, "ingress"),
         }
-        for case, options in (
-            ("tcp", ("-w", "128K")),
-            ("udp", ("-u", "-b", "0", "-l", "1400")),
-        ):
+        for case, options in (("tcp", ("-w", "128K")), ("udp", ("-u", "-b", "0", "-l", "1400"))):
             before = retransmitted(loaded)
             work = functools.partial(pair.iperf3, "-t", "1", *options)
             figures = run_times(hooks, work, ROUNDS)

@@ -15,16 +15,7 @@ import click
 
 from pytools import streams
 from pytools.cli_history import replay, report, watch
-from pytools.cli_options import (
-    NETNS,
-    Asked,
-    LazyCommand,
-    Options,
-    client_of,
-    common,
-    filtered,
-    finite,
-)
+from pytools.cli_options import NETNS, Asked, LazyCommand, Options, client_of, common, filtered, finite
 from pytools.errors import SwerveError, not_permitted
 
 

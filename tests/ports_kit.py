@@ -39,12 +39,9 @@ _LISTEN_BACKLOG = 512
 class Ways:
     """Which way the connections of a host to a port took.
 
-    Parameters
-    ----------
-    rail : Rail
-        With inner routers.
-    host : Host
-        Whose connections are counted.
+    Args:
+        rail: With inner routers.
+        host: Whose connections are counted.
     """
 
     def __init__(self, rail: Rail, host: Host, port: int = SERVICE) -> None:
@@ -145,12 +142,9 @@ def connect(host: Host, address: str, count: int, at_once: int = 20, wait_s: flo
 class LiveWays:
     """Which way each TCP connection of a host over one family takes, by its packets where they enter an inner router.
 
-    Parameters
-    ----------
-    rail : Rail
-        With inner routers.
-    host : Host
-        Whose connections are looked at.
+    Args:
+        rail: With inner routers.
+        host: Whose connections are looked at.
     """
 
     def __init__(self, rail: Rail, host: Host, port: int = SERVICE, family: int = 6) -> None:
@@ -200,16 +194,11 @@ class LiveWays:
 class Live:
     """Connections that send a little all the time; a thread of their own writes and reads them.
 
-    Parameters
-    ----------
-    client, server : Host
-        Between which they are.
-    address : str
-        Of the server.
-    count : int
-        So many.
-    protocol : int
-        Of the sockets.
+    Args:
+        client, server: Between which they are.
+        address: Of the server.
+        count: So many.
+        protocol: Of the sockets.
     """
 
     def __init__(

@@ -16,17 +16,7 @@ import samples
 from msgspec.structs import replace as replaced
 
 from pytools.recording.writer import TrackWriter
-from pytools.signals import (
-    Act,
-    AnySignal,
-    Delay,
-    GroupMember,
-    NexthopGroup,
-    Path,
-    PathDelay,
-    Retransmissions,
-    encode,
-)
+from pytools.signals import Act, AnySignal, Delay, GroupMember, NexthopGroup, Path, PathDelay, Retransmissions, encode
 
 SECOND = 1_000_000_000
 BEGAN_NS = 1_795_000_000 * SECOND  # 2026-11-18 11:06:40 UTC

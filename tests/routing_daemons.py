@@ -149,12 +149,9 @@ backend=stderr
 class ByFiles:
     """A daemon in a namespace that has a file for each interface, and a /run of its own, without udev.
 
-    Parameters
-    ----------
-    netns : str
-        The namespace.
-    place : Path
-        A directory for its files and for what it keeps while it is started again.
+    Args:
+        netns: The namespace.
+        place: A directory for its files and for what it keeps while it is started again.
     """
 
     def __init__(self, netns: str, place: Path) -> None:
@@ -213,12 +210,9 @@ class NetworkManager(ByFiles):
 class Dnsmasq:
     """A DHCP server that announces routers, too.
 
-    Parameters
-    ----------
-    netns : str
-        The namespace.
-    place : Path
-        A directory for its files.
+    Args:
+        netns: The namespace.
+        place: A directory for its files.
     """
 
     def __init__(self, netns: str, place: Path) -> None:

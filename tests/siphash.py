@@ -9,12 +9,7 @@ _ALL = (1 << 64) - 1
 
 def siphash_2_4(key: bytes, data: bytes) -> bytes:
     low, high = struct.unpack("<QQ", key)
-    state = [
-        low ^ 0x736F6D6570736575,
-        high ^ 0x646F72616E646F6D,
-        low ^ 0x6C7967656E657261,
-        high ^ 0x7465646279746573,
-    ]
+    state = [low ^ 0x736F6D6570736575, high ^ 0x646F72616E646F6D, low ^ 0x6C7967656E657261, high ^ 0x7465646279746573]
     padded = data + bytes(7 - len(data) % 8) + bytes([len(data) % 256])
     for (word,) in struct.iter_unpack("<Q", padded):
         state[3] ^= word

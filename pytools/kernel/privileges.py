@@ -40,9 +40,7 @@ LOST: Final = (
         "their jobs are not seen",
     ),
     Lost(
-        "CAP_DAC_READ_SEARCH",
-        2,
-        "the control group and the container of a TCP connection are named some seconds late",
+        "CAP_DAC_READ_SEARCH", 2, "the control group and the container of a TCP connection are named some seconds late"
     ),
     Lost(
         "CAP_SYS_ADMIN",

@@ -64,13 +64,7 @@ def up(
     groups = [[_host_number(host) for host in group.split(",")] for group in shared]
     drawn = None if seed is None else clocks.draw(hosts, seed, time.monotonic_ns(), groups)
     made = fabric.Lab.up(
-        *(name, hosts, rails, rate),
-        queue_bytes=queue_bytes,
-        ipv6=ipv6,
-        clocks=drawn,
-        bus=bus,
-        inner=inner,
-        over=over,
+        *(name, hosts, rails, rate), queue_bytes=queue_bytes, ipv6=ipv6, clocks=drawn, bus=bus, inner=inner, over=over
     )
     _print(made.show(), as_json)
 

@@ -24,8 +24,7 @@ def reserve(spec: Spec) -> None:
     Raises UsageError if the name is taken, or something of an earlier lab of this name is left.
     """
     taken = UsageError(
-        f"lab {spec.name} already exists",
-        f"use another --name, or remove it with `swerve lab down --name {spec.name}`",
+        f"lab {spec.name} already exists", f"use another --name, or remove it with `swerve lab down --name {spec.name}`"
     )
     if _namespaces_of(spec.name):
         raise taken

@@ -101,22 +101,14 @@ def add_veth(netlink: Netlink, end: End, peer: End, peer_netns: str) -> None:
     """
     fd = os.open(NAMED / peer_netns, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        other = {
-            "index": peer.index,
-            "attrs": [("IFLA_IFNAME", peer.name), ("IFLA_NET_NS_FD", fd)],
-        }
+        other = {"index": peer.index, "attrs": [("IFLA_IFNAME", peer.name), ("IFLA_NET_NS_FD", fd)]}
         message = ifinfmsg()
         message["index"] = end.index
         message["attrs"] = [
             ("IFLA_IFNAME", end.name),
             (
                 "IFLA_LINKINFO",
-                {
-                    "attrs": [
-                        ("IFLA_INFO_KIND", "veth"),
-                        ("IFLA_INFO_DATA", {"attrs": [("VETH_INFO_PEER", other)]}),
-                    ]
-                },
+                {"attrs": [("IFLA_INFO_KIND", "veth"), ("IFLA_INFO_DATA", {"attrs": [("VETH_INFO_PEER", other)]})]},
             ),
         ]
         netlink.socket.change(message, _NEW_LINK, CREATE | EXCLUSIVE, f"making link {end.name}")

@@ -121,7 +121,7 @@ def links() -> list[Check]:
             "no pause frames, and none of the driver's own counters of drops: the kernel's counters remain",
             "nothing to mend where interfaces are virtual; else a driver that has them (ethtool -S)",
             _driver_statistics,
-        ),
+        )
     ]
 
 

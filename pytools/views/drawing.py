@@ -74,11 +74,7 @@ LISTINGS: Final[Mapping[str, Mapping[type, Callable[[int], Listing[Any]]]]] = {
     "ways": {PathWay: delay_tables.ways},
     "clocks": {Clock: clock_tables.of_hosts},
     "edges": {ClockEdge: clock_tables.of_paths},
-    "tcp": {
-        TcpPath: tcp_columns.paths,
-        TcpNamespace: tcp_columns.namespaces,
-        TcpFlow: tcp_columns.flows,
-    },
+    "tcp": {TcpPath: tcp_columns.paths, TcpNamespace: tcp_columns.namespaces, TcpFlow: tcp_columns.flows},
     "flows": {TcpFlow: tcp_columns.flows},
     "drops": {DropReason: tcp_columns.reasons},
     "links": {Link: link_tables.links, PathMtu: link_tables.mtus, PathEcn: link_tables.ecns},

@@ -113,13 +113,7 @@ def rows_of(kind: str, model: Model, asked: Query) -> list[AnySignal]:
 
 
 def show(
-    client: Client,
-    kind: str,
-    count: int | None,
-    every_s: float,
-    as_json: bool,
-    color: bool,
-    asked: Query | None = None,
+    client: Client, kind: str, count: int | None, every_s: float, as_json: bool, color: bool, asked: Query | None = None
 ) -> None:
     """Print frames on standard output until done, interrupted, or nobody reads."""
     asked = asked or Query()

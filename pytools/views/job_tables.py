@@ -35,10 +35,7 @@ def jobs(_now_ns: int) -> Listing[Job]:
             Column("sent by path", _paths, left=True, spare=5),
             Column("RAS", lambda row: Text(row.ras, style=_STYLES.get(row.ras, "dim")), left=True),
             Column(
-                "behind",
-                _behind,
-                {"lag": much(lambda row: row.lagging[0].behind if row.lagging else None)},
-                left=True,
+                "behind", _behind, {"lag": much(lambda row: row.lagging[0].behind if row.lagging else None)}, left=True
             ),
         ),
         lambda row: (-(row.lagging[0].behind if row.lagging else 0), row.job, row.uid),

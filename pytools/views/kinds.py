@@ -103,14 +103,7 @@ VIEWS: Final[Mapping[str, View]] = {
         filters=_OF_FLOWS,
         owners_s=_ALL_OWNERS_S,
     ),
-    "flows": View(
-        (TcpFlow,),
-        (Self, TcpHost),
-        (),
-        first_s=_OWNERS_S,
-        filters=_OF_FLOWS,
-        owners_s=_ALL_OWNERS_S,
-    ),
+    "flows": View((TcpFlow,), (Self, TcpHost), (), first_s=_OWNERS_S, filters=_OF_FLOWS, owners_s=_ALL_OWNERS_S),
     "drops": View((PacketDrops,), (PacketDrops,), silence=empty_states.no_drops),
     "links": View((Link, PathMtu, PathEcn, LinkEvent), (Link,), silence=empty_states.no_links, filters=_OF_LINKS),
     # An interface that is well says nothing of events, but that it is there.

@@ -207,13 +207,7 @@ def flow_act(
     )
 
 
-def port_act(
-    host: str,
-    act: WayAct,
-    outcome: Outcome,
-    decided_ns: int,
-    acknowledged_ns: int | None = None,
-) -> Act:
+def port_act(host: str, act: WayAct, outcome: Outcome, decided_ns: int, acknowledged_ns: int | None = None) -> Act:
     """What new connections avoid from now on, or no more."""
     what = f"ports of new connections to {act.path.destination}"
     kind = "ports", "ports", "new IPv4 TCP connections, behind the nexthop"
@@ -221,12 +215,7 @@ def port_act(
 
 
 def label_act(
-    host: str,
-    act: LabelAct,
-    outcome: Outcome,
-    decided_ns: int,
-    acknowledged_ns: int | None = None,
-    failure: str = "",
+    host: str, act: LabelAct, outcome: Outcome, decided_ns: int, acknowledged_ns: int | None = None, failure: str = ""
 ) -> Act:
     """Other labels for live connections, or none of ours any more."""
     count = len(act.give or act.end)

@@ -48,13 +48,7 @@ class StandByActing:
         output: Takes lines for the log, and acts.
     """
 
-    def __init__(
-        self,
-        policy: Policy,
-        engine: Engine,
-        lender: File,
-        output: messages.Output,
-    ) -> None:
+    def __init__(self, policy: Policy, engine: Engine, lender: File, output: messages.Output) -> None:
         self._policy, self._engine, self._lender, self._output = policy, engine, lender, output
         self._selector: selectors.BaseSelector | None = None
         self._loan: Loan | None = None

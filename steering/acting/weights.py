@@ -42,13 +42,7 @@ class Acting:
         output: Takes lines for the log, and acts.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        overlay: Overlay,
-        log: journal.Journal,
-        output: messages.Output,
-    ) -> None:
+    def __init__(self, engine: Engine, overlay: Overlay, log: journal.Journal, output: messages.Output) -> None:
         self._engine, self._overlay, self._journal, self._output = engine, overlay, log, output
         self._scope = netns.scope()
         self._unreadable = ""  # why the routes could not be read the last time

@@ -102,13 +102,7 @@ class Mirror:
             for number in self._groups
         )
 
-    def follow(
-        self,
-        objects: Objects,
-        views: Collection[View],
-        targets: Collection[Steered],
-        form: Form,
-    ) -> list[str]:
+    def follow(self, objects: Objects, views: Collection[View], targets: Collection[Steered], form: Form) -> list[str]:
         """Make everything as it shall be; what could not be done.
 
         Args:

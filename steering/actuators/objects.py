@@ -76,10 +76,7 @@ def tables_of(rules: Iterable[Rule], links: Iterable[Link], vrfs: Collection[str
 
 
 def read(
-    netlink: Netlink,
-    families: Collection[Family] = FAMILIES,
-    vrfs: Collection[str] = (),
-    before: Objects | None = None,
+    netlink: Netlink, families: Collection[Family] = FAMILIES, vrfs: Collection[str] = (), before: Objects | None = None
 ) -> Objects:
     """All of it, as it is now.
 

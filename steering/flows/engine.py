@@ -87,11 +87,7 @@ class FlowEngine:
             self.rails.take(signal)
 
     def decide(
-        self,
-        paths: Mapping[Path, PathHealth],
-        groups: Iterable[Group],
-        now: int,
-        overrides: Overrides = NONE,
+        self, paths: Mapping[Path, PathHealth], groups: Iterable[Group], now: int, overrides: Overrides = NONE
     ) -> FlowPlan:
         """What is wanted of flows now.
 

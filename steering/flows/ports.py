@@ -237,11 +237,7 @@ class PortEngine:
     def facts(self) -> list[dict[str, object]]:
         """What is known of each destination, for the operator."""
         return [
-            {
-                "peer": str(peer),
-                "known": len(known.ports),
-                "avoided": self.ways.avoided(peer.address),
-            }
+            {"peer": str(peer), "known": len(known.ports), "avoided": self.ways.avoided(peer.address)}
             for peer, known in self._peers.items()
             if known.ports
         ]

@@ -56,10 +56,7 @@ def jobs(flows: Iterable[FlowRate], min_rate: int = 0) -> list[list[FlowRate]]:
 
 
 def even(
-    units: Sequence[Unit[Key]],
-    weights: Mapping[str, int],
-    gain: float = 0.0,
-    besides: Mapping[str, int] | None = None,
+    units: Sequence[Unit[Key]], weights: Mapping[str, int], gain: float = 0.0, besides: Mapping[str, int] | None = None
 ) -> tuple[Move[Key], ...]:
     """The fewest moves that leave the busiest rail with as little as can be.
 

@@ -108,14 +108,10 @@ Rate = Annotated[
     WithJsonSchema({"type": "string", "pattern": SCHEMA_RATE, "examples": ["10mbit", "1gbit"]}),
 ]
 Prefix = Annotated[
-    str,
-    BeforeValidator(_prefix),
-    WithJsonSchema({"type": "string", "examples": ["10.9.0.0/16", "fd00:9::/64"]}),
+    str, BeforeValidator(_prefix), WithJsonSchema({"type": "string", "examples": ["10.9.0.0/16", "fd00:9::/64"]})
 ]
 Address = Annotated[
-    str,
-    BeforeValidator(_address),
-    WithJsonSchema({"type": "string", "examples": ["10.1.1.1", "fd00:1::1"]}),
+    str, BeforeValidator(_address), WithJsonSchema({"type": "string", "examples": ["10.1.1.1", "fd00:1::1"]})
 ]
 Share = Annotated[float, Field(strict=True, ge=0, le=1)]
 ShareBelowOne = Annotated[float, Field(strict=True, ge=0, lt=1)]

@@ -162,8 +162,7 @@ class Hook(Model):
         default=10 * SECOND, description="a call that takes longer is killed, with all processes of its group"
     )
     tries: Annotated[int, Field(strict=True, ge=1, le=20)] = Field(
-        default=5,
-        description="calls until one is received, 1, 2, 4 ... 30 s apart; then again at the next lease",
+        default=5, description="calls until one is received, 1, 2, 4 ... 30 s apart; then again at the next lease"
     )
     limit: Limit = Field(default_factory=Limit)
 

@@ -75,12 +75,7 @@ def _duration(ns: Figure) -> str:
 
 
 DELAY: Final = FigureKind(
-    parse_duration,
-    lambda ns: duration_text(round(ns)),
-    _duration,
-    "5ms",
-    _DEFAULT_LEAST_NS,
-    None,
+    parse_duration, lambda ns: duration_text(round(ns)), _duration, "5ms", _DEFAULT_LEAST_NS, None
 )
 SHARE: Final = FigureKind(
     _share, lambda share: f"{share:.3g}", lambda share: f"{share:.6g}", "0.05", None, _HIGHEST_SHARE
@@ -230,11 +225,6 @@ ClearShare = Annotated[
     float | OfAbove,
     BeforeValidator(_or_part(_number(0, 1, least=False, most=True))),
     WithJsonSchema(
-        {
-            "anyOf": [
-                _text_schema(rf"^{_PART}$", "above × 0.2"),
-                {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
-            ]
-        }
+        {"anyOf": [_text_schema(rf"^{_PART}$", "above × 0.2"), {"type": "number", "exclusiveMinimum": 0, "maximum": 1}]}
     ),
 ]

@@ -22,8 +22,7 @@ _PROTOCOLS: Final = {6: "tcp", 17: "udp"}
 
 Glob = Annotated[str, Field(strict=True, min_length=1, max_length=256)]
 PathGlob = Annotated[
-    str,
-    Field(strict=True, max_length=512, pattern=r"^[^>\s]+>[^>\s]+$", examples=["h1>h2", "*>storage-*"]),
+    str, Field(strict=True, max_length=512, pattern=r"^[^>\s]+>[^>\s]+$", examples=["h1>h2", "*>storage-*"])
 ]
 
 
@@ -41,11 +40,7 @@ Ports = Annotated[
         {
             "anyOf": [
                 {"type": "integer", "minimum": 1, "maximum": _HIGHEST_PORT},
-                {
-                    "type": "array",
-                    "minItems": 1,
-                    "items": {"type": "integer", "minimum": 1, "maximum": _HIGHEST_PORT},
-                },
+                {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 1, "maximum": _HIGHEST_PORT}},
             ]
         }
     ),

@@ -82,12 +82,7 @@ class Node:
     def __init__(self, host: Any, names: dict[str, str], key: Path) -> None:
         self.host = host
         peers = [{"name": name, "address": address} for name, address in names.items() if name != host.name]
-        setting = {
-            "netns": host.netns,
-            "host": host.name,
-            "peers": peers,
-            "bus": {"key_file": str(key)},
-        }
+        setting = {"netns": host.netns, "host": host.name, "peers": peers, "bus": {"key_file": str(key)}}
         self.process = open_process(NODE, setting)
         self.first = self._read()
 
@@ -185,12 +180,7 @@ class Thief:
 
     def __init__(self, lab: Lab, keep: Keep, key: Path) -> None:
         one, two, three = lab.hosts
-        setting = {
-            "netns": three.netns,
-            "key": str(key),
-            "address": three.service,
-            "peers": [one.service, two.service],
-        }
+        setting = {"netns": three.netns, "key": str(key), "address": three.service, "peers": [one.service, two.service]}
         self.process = open_process(THIEF, setting)
         keep(self.process)
         self.do_read()

@@ -137,12 +137,7 @@ def test_one_group_per_destination_and_family_carries_the_route(lab):
     with Netlink(host.netns) as netlink:
         groups = {group.id: group.weights for group in netlink.groups()}
         routes = {each.destination: each for each in netlink.routes(4) + netlink.routes(6)}
-    assert groups == {
-        102: {11: 1, 12: 1},
-        103: {11: 1, 12: 1},
-        202: {21: 1, 22: 1},
-        203: {21: 1, 22: 1},
-    }
+    assert groups == {102: {11: 1, 12: 1}, 103: {11: 1, 12: 1}, 202: {21: 1, 22: 1}, 203: {21: 1, 22: 1}}
     assert (routes["10.9.0.2/32"].nexthop_id, routes["10.9.0.2/32"].prefsrc) == (102, "10.9.0.1")
     assert (routes["fd00:9::3/128"].nexthop_id, routes["fd00:9::3/128"].prefsrc) == (203, "fd00:9::1")
     assert len(routes["10.9.0.2/32"].hops) == len(routes["fd00:9::3/128"].hops) == 2

@@ -42,10 +42,8 @@ TARGETS = 2
 class Site:
     """A lab with everything that runs in it.
 
-    Parameters
-    ----------
-    folder : Path
-        For what Prometheus stores, and for logs.
+    Args:
+        folder: For what Prometheus stores, and for logs.
     """
 
     def __init__(self, lab: Lab, folder: Path) -> None:

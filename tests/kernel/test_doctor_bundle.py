@@ -74,11 +74,7 @@ def test_programs_of_others_are_named_and_ours_are_not(host: str) -> None:
 
 def test_filters_of_others_are_named_and_ours_are_not(host: str) -> None:
     run(["tc", "-n", host, "qdisc", "add", "dev", "v0", "clsact"])
-    with (
-        inside(host),
-        features.loaded(features.NOTHING) as fd,
-        attach.attach_tc(fd, "v0", "egress", force_clsact=True),
-    ):
+    with inside(host), features.loaded(features.NOTHING) as fd, attach.attach_tc(fd, "v0", "egress", force_clsact=True):
         assert others(host).present is True, "it carries our name"
         assert at_tc(host, "v0") == [("egress", "clsact", "swerve", True)]
         line = ["filter", "add", "dev", "v0", "ingress", "pref", "7", "protocol", "ip", "matchall", "action", "pass"]

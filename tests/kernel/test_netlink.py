@@ -103,11 +103,7 @@ def test_nexthops_are_made_read_and_deleted(wired):
         netlink.replace_nexthop(nexthop)
     assert netlink.nexthops() == wanted
     shown = {each["id"]: (each.get("gateway"), each["dev"], each["protocol"]) for each in ip(netns, "nexthop")}
-    assert shown == {
-        11: ("10.77.0.2", "v0", "201"),
-        21: ("fd77::2", "v0", "201"),
-        31: (None, "v0", "201"),
-    }
+    assert shown == {11: ("10.77.0.2", "v0", "201"), 21: ("fd77::2", "v0", "201"), 31: (None, "v0", "201")}
     netlink.replace_nexthop(Nexthop(11, 4, "10.77.0.3", index, 201))
     assert ip(netns, "nexthop", "show", "id", "11")[0]["gateway"] == "10.77.0.3"
     for nexthop in wanted:

@@ -160,10 +160,7 @@ def test_a_list_refused_in_the_middle(counted: Counted, good: int) -> None:
     counted.do(f"control 0 {REFUSE} {good}")
     assert counted.do("post 0 100 100 0 1 1 1") == ["22", str(good), "errno", "77"]
     row = counted.row()
-    assert sums(row) == {
-        **{"posted": good, "posted_bytes": 100 * good, "signalled": good},
-        "refused": 100 - good,
-    }
+    assert sums(row) == {**{"posted": good, "posted_bytes": 100 * good, "signalled": good}, "refused": 100 - good}
     assert nonzero(row["opcodes"]) == {WRITE: good}
     counted.do("poll 0 200")
     counted.do("post 0 1 50 2 1 9 1")

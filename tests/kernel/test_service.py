@@ -224,10 +224,7 @@ def pair(veth_pair: tuple[str, str], room: Path) -> Iterator[tuple[Service, Serv
     turned = CONFIG.replace("one", "x").replace("two", "one").replace("x", "two").replace("77.0.2", "77.0.1")
     for name in ("a", "b"):
         (room / name).mkdir(mode=0o755)
-    with (
-        kit.service(room / "a", first, CONFIG) as one,
-        kit.service(room / "b", second, turned) as two,
-    ):
+    with kit.service(room / "a", first, CONFIG) as one, kit.service(room / "b", second, turned) as two:
         yield one, two
 
 

@@ -226,10 +226,7 @@ def test_retransmissions_of_twenty_namespaces_equal_their_own(
 ) -> None:
     host, server, made = pods
     before = [pod.counted()["RetransSegs"] for pod in made]
-    with (
-        kit.watching(host, interfaces=("v0",), namespaces="all") as watch,
-        losing(server, what, every),
-    ):
+    with kit.watching(host, interfaces=("v0",), namespaces="all") as watch, losing(server, what, every):
         transfer(server, made, watch)
         watch.source.read(time.monotonic_ns())
         watch.run(1.2)

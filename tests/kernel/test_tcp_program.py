@@ -351,11 +351,7 @@ def test_fast_retransmission(hosts: Hosts, lost: int, family: int) -> None:
 @pytest.mark.parametrize("callbacks", [True, False], ids=["callbacks", "egress"])
 @pytest.mark.parametrize("times", [pytest.param(1, marks=pytest.mark.guest(thorough=True)), 2])
 def test_timeouts(hosts: Hosts, times: int, callbacks: bool) -> None:
-    with (
-        hosts.agent(callbacks=callbacks) as agent,
-        hosts.listener() as server,
-        hosts.connected(server) as (near, far),
-    ):
+    with hosts.agent(callbacks=callbacks) as agent, hosts.listener() as server, hosts.connected(server) as (near, far):
         hosts.lose("payload", lose=times)
         exchange(near, far, 1000)
         info, row = Info.of(near), agent.flow(near)
@@ -489,11 +485,7 @@ def test_a_connection_that_never_comes_to_be(hosts: Hosts) -> None:
 
 @pytest.mark.guest(thorough=True)
 def test_windows_that_close(hosts: Hosts) -> None:
-    with (
-        hosts.agent() as agent,
-        hosts.listener(SO_RCVBUF=8192) as server,
-        hosts.connected(server) as (near, far),
-    ):
+    with hosts.agent() as agent, hosts.listener(SO_RCVBUF=8192) as server, hosts.connected(server) as (near, far):
         near.setblocking(False)
 
         def closed() -> int:
@@ -798,11 +790,7 @@ def test_sockets_of_other_namespaces_are_left_alone(hosts: Hosts) -> None:
 
 
 def test_without_the_tracepoint_causes_are_unknown(hosts: Hosts) -> None:
-    with (
-        hosts.agent(causes=False) as agent,
-        hosts.listener() as server,
-        hosts.connected(server) as (near, far),
-    ):
+    with hosts.agent(causes=False) as agent, hosts.listener() as server, hosts.connected(server) as (near, far):
         assert agent.loaded.tracepoints == {}
         hosts.lose("payload", skip=2, lose=2)
         exchange(near, far, 14_000)

@@ -37,10 +37,7 @@ _NAMESPACES: Final = ("mount", "pid", "net", "uts", "ipc", "cgroup")
 def until(condition: Callable[[], Any], seconds: float, what: str) -> Any:
     """Wait; what the condition returned at last.
 
-    Raises
-    ------
-    ValueError
-        If it does not come true.
+    Raises ValueError if it does not come true.
     """
     end = time.monotonic() + seconds
     while not (found := condition()):
@@ -60,10 +57,7 @@ class Machine:
     def run(self, *words: str, check: bool = True) -> str:
         """What a command says that root gives there.
 
-        Raises
-        ------
-        ValueError
-            If it fails.
+        Raises ValueError if it fails.
         """
         done = run([*self._enter, *words], env=ENVIRONMENT, timeout=120)
         if check and done.returncode != 0:
@@ -142,10 +136,7 @@ class Machine:
 def enter(namespace: int) -> None:
     """Have the calling thread in a network namespace.
 
-    Raises
-    ------
-    OSError
-        If it may not be there.
+    Raises OSError if it may not be there.
     """
     if ctypes.CDLL(None, use_errno=True).setns(namespace, _CLONE_NEWNET) != 0:
         raise OSError(ctypes.get_errno(), "setns")
@@ -165,10 +156,7 @@ def loaded() -> set[tuple[str, int]]:
 def booted(root: Path) -> Iterator[Machine]:
     """Boot a root, and shut it down at the end.
 
-    Raises
-    ------
-    ValueError
-        If it does not come up, or does not shut down.
+    Raises ValueError if it does not come up, or does not shut down.
     """
     for name in MOUNTED:
         run(["umount", "--recursive", "--lazy", root / name])
@@ -243,10 +231,7 @@ def _control_group(root: Path) -> Iterator[Path]:
 def remove_group(root: Path) -> None:
     """Remove the control group of a root, and end what is in it.
 
-    Raises
-    ------
-    ValueError
-        If something does not end.
+    Raises ValueError if something does not end.
     """
     mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
     for group in {Path(words[1], _name(root)) for words in mounts if words[2] == "cgroup2"}:

@@ -52,10 +52,8 @@ def start_agents(lab: Lab, log: Any) -> list[subprocess.Popen[str]]:
 class SteeredHost:
     """A host and its controller, once that is started.
 
-    Attributes
-    ----------
-    controller : subprocess.Popen | None
-        The latest one.
+    Attributes:
+        controller: The latest one.
     """
 
     def __init__(self, lab: Lab, host: Host, log: Path) -> None:

@@ -35,17 +35,9 @@ def _drops(name: str) -> Callable[[Any], int]:
 
 SERVERS: dict[str, tuple[Callable[[Path], Any], int, Callable[[Any], int]]] = {
     "bus": (lambda path: Server(Bus(), path), socket.SOCK_STREAM, _drops("bus_accept_paused")),
-    "readers": (
-        lambda path: ReadServer(Bus(), path, None),
-        socket.SOCK_STREAM,
-        _drops("bus_readers_accept_paused"),
-    ),
+    "readers": (lambda path: ReadServer(Bus(), path, None), socket.SOCK_STREAM, _drops("bus_readers_accept_paused")),
     "maps": (lambda path: Lender(path, {"one": 0}), socket.SOCK_STREAM, _drops("maps_accept_paused")),
-    "control": (
-        lambda path: ControlServer(path, _status),
-        socket.SOCK_SEQPACKET,
-        lambda server: int(server.paused),
-    ),
+    "control": (lambda path: ControlServer(path, _status), socket.SOCK_SEQPACKET, lambda server: int(server.paused)),
 }
 
 

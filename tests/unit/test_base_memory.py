@@ -38,11 +38,7 @@ class World:
         self.place, self.now_ns = place, BEGIN_NS
 
     def start(
-        self,
-        path: PinnedPath | None = None,
-        scope: str = SCOPE,
-        ports: tuple[int, ...] = PORTS,
-        dscp: int = 0,
+        self, path: PinnedPath | None = None, scope: str = SCOPE, ports: tuple[int, ...] = PORTS, dscp: int = 0
     ) -> None:
         self.memory = BaseMemory(self.place, scope, lambda: self.now_ns)
         self.measured = Measurements("h1", Windows(), Probe(), self.memory.found)
@@ -102,9 +98,7 @@ def test_with_clocks_apart_round_trips_alone_are_carried_over(world: World, cloc
 
 
 @pytest.mark.parametrize(
-    "after",
-    [pinned(ifindex=3), pinned(source="10.9.0.7"), pinned(onlink=True)],
-    ids=["interface", "source", "on-link"],
+    "after", [pinned(ifindex=3), pinned(source="10.9.0.7"), pinned(onlink=True)], ids=["interface", "source", "on-link"]
 )
 def test_another_end_of_ours_is_another_route(world: World, after: PinnedPath) -> None:
     world.learn()

@@ -198,15 +198,7 @@ VIEWS = [
     ("jobs", [samples.job()]),
     ("jobs --job slurm --pod ml/ --dst 10.9.0.0/16 --sort lag", [samples.job()]),
     ("self", [samples.self_cost()]),
-    (
-        "top",
-        [
-            samples.path_delay(),
-            samples.tcp_path(),
-            samples.nexthop_group(),
-            samples.path_state(),
-        ],
-    ),
+    ("top", [samples.path_delay(), samples.tcp_path(), samples.nexthop_group(), samples.path_state()]),
 ]
 
 

@@ -16,13 +16,7 @@ from pytools.estimators import overtaken
 from pytools.estimators.offsets import SIGMAS, UNBOUNDED_NS, Offset
 from pytools.estimators.windows import MISSING
 from pytools.signals import DELAY_BOUNDS_NS, Path, PathDelay
-from pytools.sources.probing.measurements import (
-    LOST,
-    RECEIVED,
-    SENT,
-    SLOW_NS,
-    Measurements,
-)
+from pytools.sources.probing.measurements import LOST, RECEIVED, SENT, SLOW_NS, Measurements
 from pytools.sources.probing.paths import PinnedPath
 
 END_NS = 50_000_000_000
@@ -312,12 +306,7 @@ def test_a_hard_bound_that_is_none_is_not_told() -> None:
     assert (told.owd_min_ns, told.bound_ns) == (2_000, KNOWN_BOUND_NS + 2 * d.STAMP_BOUND_NS)
 
 
-@given(
-    st.integers(-(10**15), 10**15),
-    st.integers(-60_000, 60_000),
-    st.integers(1_000, 50_000_000),
-    st.booleans(),
-)
+@given(st.integers(-(10**15), 10**15), st.integers(-60_000, 60_000), st.integers(1_000, 50_000_000), st.booleans())
 def test_correcting_takes_the_offset_away_and_counts_in_our_seconds(
     offset_ns: int, drift_ppb: int, delay_ns: int, reverse: bool
 ) -> None:

@@ -580,9 +580,7 @@ NUMBERS = st.integers(-(2**63), 2**63 - 1) | st.integers(-5, 5)
 @st.composite
 def any_facts(draw: st.DrawFn) -> Facts:
     """Facts as any program may publish them: every number may be anything."""
-    delay = Delay(
-        *(draw(st.none() | NUMBERS) if i else draw(NUMBERS) for i in range(10)),
-    )
+    delay = Delay(*(draw(st.none() | NUMBERS) if i else draw(NUMBERS) for i in range(10)))
     whole = measured(A, draw(NUMBERS))
     delay_signal = msgspec.structs.replace(
         whole,

@@ -10,14 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytools.estimators.offsets import (
-    FREE_BOUND_NS,
-    FREE_PPM,
-    HOLDOVER_AGE_NS,
-    SIGMAS,
-    WANDER_PPB_PER_S,
-    Offset,
-)
+from pytools.estimators.offsets import FREE_BOUND_NS, FREE_PPM, HOLDOVER_AGE_NS, SIGMAS, WANDER_PPB_PER_S, Offset
 
 SECOND_NS = 10**9
 EPOCH_NS = 10**15

@@ -20,10 +20,7 @@ from steering.policy.conditions import QueueingDelay
 MS = 1_000_000
 
 
-@given(
-    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 50)), min_size=1, max_size=20),
-    st.integers(1, 3),
-)
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 50)), min_size=1, max_size=20), st.integers(1, 3))
 def test_latest_of_others_is_what_a_plain_loop_finds(sessions: list[tuple[int, int]], flows: int) -> None:
     path_peers = [peer for peer, _ in sessions]
     peers = np.repeat(np.array(path_peers) - 1, flows)  # peer 0 becomes none

@@ -51,8 +51,7 @@ def test_the_other_path_must_have_answered_well_after_the_first_miss(last_ns, ca
 
 
 @pytest.mark.parametrize(
-    ("sent_ns", "cause"),
-    [(FIRST + INTERVAL, "waiting"), (FIRST + INTERVAL + 1, "path_dead"), (T0 + 1, "waiting")],
+    ("sent_ns", "cause"), [(FIRST + INTERVAL, "waiting"), (FIRST + INTERVAL + 1, "path_dead"), (T0 + 1, "waiting")]
 )
 def test_where_it_is_told_the_answered_probe_must_have_left_after_the_second_miss(sent_ns, cause):
     assert classify(silent(), [answering(answered_sent_ns=sent_ns)]).cause == cause

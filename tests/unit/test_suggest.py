@@ -253,12 +253,7 @@ def test_without_a_policy_one_for_queues(instance, tmp_path, monkeypatch):
         (lambda: story(0, 200, 0), FIXED, "no path was healthy at any time", "--since, --until"),
         (lambda: [], FIXED, "no path that the policy manages was measured", "--since"),
         (story, FIXED.replace("10.9.0.0/16", "10.8.0.0/16"), "no path that the policy manages", "--since"),
-        (
-            story,
-            FIXED.partition("  - name: leave-congested")[0],
-            "no rule of this policy has a thr",
-            "--policy",
-        ),
+        (story, FIXED.partition("  - name: leave-congested")[0], "no rule of this policy has a thr", "--policy"),
     ],
     ids=["little", "ill", "nothing", "unmanaged", "no-threshold"],
 )

@@ -28,12 +28,7 @@ SIZES = [(80, 24), (100, 30), (132, 43), (200, 50), (400, 60)]
 
 
 def frame(
-    about: Known,
-    width: int = 400,
-    height: int = 40,
-    at: Around | None = None,
-    glyphs: Glyphs = UNICODE,
-    **look: object,
+    about: Known, width: int = 400, height: int = 40, at: Around | None = None, glyphs: Glyphs = UNICODE, **look: object
 ) -> Frame:
     return draw(about, Look(**look), at or around(), width, height, glyphs)  # type: ignore[arg-type]
 

@@ -249,7 +249,7 @@ def test_queue_pairs_the_worst_first_with_the_reason() -> None:
     assert "rxe0 qp 3 dead: 6 MiB outstanding, nothing completed for 210 ms" in table
     assert "rxe0 qp 4 congested: 29 of 92 Gbit/s" in table and "qp 5 dead" not in table and "qp 1 ok" not in table
     assert row(table, "rxe0 qp 4") == [
-        *("rxe0 qp 4", "ib_write_bw (815)", "rc", "5,000", "100", "91.0 Gbit/s", "5.20 µs", "0", "congested"),
+        *("rxe0 qp 4", "ib_write_bw (815)", "rc", "5,000", "100", "91.0 Gbit/s", "5.20 µs", "0", "congested")
     ]
     assert row(table, "→ 10.9.0.2 qp 19")[1:] == ["tap", "4,900", "6.2 MiB", "92.0 Gbit/s", "21.00 µs", "for 4.00 s"]
 

@@ -83,10 +83,7 @@ def maps_of(module: Any, lib: Any, decode: Any) -> dict[str, dict[str, Any]]:
     """Every map of a compiled program: its descriptor and the layout of its key and value."""
     # bcc's own bindings leave these two undeclared, and ctypes would cut the pointers to 32 bits.
     lib.bpf_num_tables.restype, lib.bpf_num_tables.argtypes = ctypes.c_size_t, [ctypes.c_void_p]
-    lib.bpf_table_name.restype, lib.bpf_table_name.argtypes = (
-        ctypes.c_char_p,
-        [ctypes.c_void_p, ctypes.c_size_t],
-    )
+    lib.bpf_table_name.restype, lib.bpf_table_name.argtypes = (ctypes.c_char_p, [ctypes.c_void_p, ctypes.c_size_t])
     found: dict[str, dict[str, Any]] = {}
     for index in range(lib.bpf_num_tables(module)):
         name = lib.bpf_table_name(module, index)

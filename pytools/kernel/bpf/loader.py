@@ -83,11 +83,7 @@ class Loaded:
         """Give everything back to the kernel."""
         for ring in self._rings:
             ring.close()
-        for fd in (
-            *self.programs.values(),
-            *self.tracepoints.values(),
-            *(entry[0] for entry in self._maps.values()),
-        ):
+        for fd in (*self.programs.values(), *self.tracepoints.values(), *(entry[0] for entry in self._maps.values())):
             os.close(fd)
         self._rings, self.programs, self.tracepoints, self._maps = [], {}, {}, {}
 

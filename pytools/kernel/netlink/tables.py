@@ -185,10 +185,7 @@ def rule_message(rule: Rule) -> fibmsg:
         attributes += [("FRA_FWMARK", rule.mark), ("FRA_FWMASK", rule.mask)]
     if rule.iif is not None:
         attributes.append(("FRA_IIFNAME", rule.iif))
-    for name, length, prefix in (
-        ("FRA_SRC", "src_len", rule.source),
-        ("FRA_DST", "dst_len", rule.destination),
-    ):
+    for name, length, prefix in (("FRA_SRC", "src_len", rule.source), ("FRA_DST", "dst_len", rule.destination)):
         if prefix is not None:
             network = ipaddress.ip_network(prefix)
             message[length] = network.prefixlen

@@ -32,16 +32,7 @@ from pytools.sources.probing.sessions import (
     TIMED_OUT,
     Sessions,
 )
-from pytools.sources.probing.ticks import (
-    LEAST_HALVED_NS,
-    Kind,
-    Messages,
-    Salvo,
-    Session,
-    TickLayout,
-    halves,
-    one_each,
-)
+from pytools.sources.probing.ticks import LEAST_HALVED_NS, Kind, Messages, Salvo, Session, TickLayout, halves, one_each
 
 _PATIENCE_NS: Final = 100_000_000  # what would be later is left out: a long pause must not end in a large burst
 _EXTRA_PATIENCE_NS: Final = EXTRA_EVERY_NS  # until the next of them
@@ -62,12 +53,7 @@ class Planner(Sessions):
     """
 
     def __init__(
-        self,
-        probe: Probe,
-        clocks: Clocks | None,
-        measurements: Measurements,
-        program: ProbeProgram,
-        schedule: Schedule,
+        self, probe: Probe, clocks: Clocks | None, measurements: Measurements, program: ProbeProgram, schedule: Schedule
     ) -> None:
         super().__init__(probe, clocks, measurements)
         self.schedule, self._program = schedule, program

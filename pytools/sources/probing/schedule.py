@@ -91,8 +91,7 @@ class Schedule:
         if word != pacer.READY or layout != pacer.LAYOUT:
             self._end()
             raise CapabilityError(
-                "the process that sends probes does not start",
-                f"remove {words[0]}: the next start builds it anew",
+                "the process that sends probes does not start", f"remove {words[0]}: the next start builds it anew"
             )
         self._away = address - self._base
         self._running = False

@@ -25,14 +25,7 @@ from pytools.sources.probing.paths import PinnedPath
 from pytools.sources.probing.planner import Planner
 from pytools.sources.probing.program import DUPLICATE, MOST_SESSIONS, NUMBERS, OURS, ProbeProgram
 from pytools.sources.probing.schedule import Schedule
-from pytools.sources.probing.sessions import (
-    ANSWERED,
-    FREE,
-    LATE,
-    OUTSTANDING,
-    SINGLE,
-    TIMED_OUT,
-)
+from pytools.sources.probing.sessions import ANSWERED, FREE, LATE, OUTSTANDING, SINGLE, TIMED_OUT
 
 _TIMES: Final = ("t1_ns", "t2_ns", "t3_ns", "t4_ns", "seen_ns")
 _SEQ_BITS: Final = 44  # a session's numbers stay below, so that it can be ranked by row and number at once

@@ -78,9 +78,7 @@ class SizeProbes:
 
     def _prepare(self, pinned: PinnedPath) -> None:
         if pinned.family == 4:
-            options = [
-                (socket.IPPROTO_IP, _IP_MTU_DISCOVER, _ACCEPTS_ANSWERS),
-            ]
+            options = [(socket.IPPROTO_IP, _IP_MTU_DISCOVER, _ACCEPTS_ANSWERS)]
         else:
             options = [
                 (socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1),

@@ -63,11 +63,7 @@ class Underlays:
         )
 
     def _below(
-        self,
-        tunnel: Tunnel,
-        links: dict[int, Link],
-        nexthops: dict[int, Nexthop],
-        members: dict[int, tuple[int, ...]],
+        self, tunnel: Tunnel, links: dict[int, Link], nexthops: dict[int, Nexthop], members: dict[int, tuple[int, ...]]
     ) -> Iterable[tuple[Underlay, _Key]]:
         """The hops of the route to the peer's outer address."""
         route = self._netlink.route_get(tunnel.remote, tunnel.mark, True, tunnel.link, tunnel.local or None)

@@ -6,12 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from prometheus_client import Metric
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    InfoMetricFamily,
-)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily
 
 from pytools.views.metrics.families import FAMILIES
 from pytools.views.metrics.parts import Row

@@ -67,10 +67,7 @@ def weights(report: Report, span: Span, made: Mapping[int, Mark]) -> Markup:
         return tables.section("weights", "Weights", tables.paragraphs("No nexthop group was told of."))
     how = "What the kernel had, looked at once a second. Flags are the acts on the group."
     return tables.section(
-        "weights",
-        "Weights",
-        tables.paragraphs(how),
-        *(_group(each, span, made, len(told) <= 4) for each in told),
+        "weights", "Weights", tables.paragraphs(how), *(_group(each, span, made, len(told) <= 4) for each in told)
     )
 
 

@@ -12,12 +12,7 @@ from pytools.views.report.scales import Span
 from pytools.views.report.series import Measured
 
 UNKNOWN: Final = "unknown"
-_ACKNOWLEDGED: Final = {
-    "applied": "made",
-    "dry_run": "not made: a dry run",
-    "failed": "failed",
-    "undone": "taken back",
-}
+_ACKNOWLEDGED: Final = {"applied": "made", "dry_run": "not made: a dry run", "failed": "failed", "undone": "taken back"}
 
 
 def delay(measured: Measured | None) -> str:
