@@ -23,6 +23,7 @@ from pytools.agent.heartbeat import Heartbeat, Standing
 from pytools.agent.hooks import Hooks
 from pytools.agent.reload import Slot
 from pytools.agent.scheduler import Scheduler
+from pytools.closing import Closing
 from pytools.config import AgentConfig, key_of
 from pytools.errors import CapabilityError, SwerveError
 from pytools.estimators.offsets import Offset
@@ -55,7 +56,7 @@ if TYPE_CHECKING:
 _S = TypeVar("_S", bound=Source)
 
 
-class Agent:
+class Agent(Closing):
     """All sources of one namespace, wired; enter the namespace before making one.
 
     Args:
@@ -251,12 +252,6 @@ class Agent:
     def close(self) -> None:
         """Remove everything from the kernel, last thing first."""
         self._closing.close()
-
-    def __enter__(self) -> Agent:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _unknown(_peer: str) -> Offset | None:

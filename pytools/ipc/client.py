@@ -11,10 +11,11 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final, Generic, Self, TypeVar
+from typing import Final, Generic, TypeVar
 
 import msgspec
 
+from pytools.closing import Closing
 from pytools.errors import SwerveError
 from pytools.ipc.socket_files import connect, start_hint
 from pytools.ipc.wire import CHUNK_BYTES, QUEUE_BYTES, Dropped, Error, Lines, Subscribe, check_types, from_server
@@ -28,7 +29,7 @@ class AgentGoneError(SwerveError):
     """The agent closed the connection."""
 
 
-class Connection(Generic[_Told]):
+class Connection(Generic[_Told], Closing):
     """Reads what a running agent tells, and publishes signals.
 
     In a selector: register it (it has a `fileno`), and call `read` when it is readable — one event may stand
@@ -143,12 +144,6 @@ class Connection(Generic[_Told]):
                 self._sock.settimeout(1.0)
                 self._sock.sendall(self._unsent)
         self._sock.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _send(self, line: bytes) -> None:
         self._unsent += line

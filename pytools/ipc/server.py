@@ -13,10 +13,11 @@ import selectors
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, Protocol, Self
+from typing import Final, Protocol
 
 import msgspec
 
+from pytools.closing import Closing
 from pytools.errors import UsageError
 from pytools.ipc.outbox import Outbox
 from pytools.ipc.socket_files import Listener, peer
@@ -237,7 +238,7 @@ class _Connection:
             self._enqueue(line)
 
 
-class Server:
+class Server(Closing):
     """Serves a bus on a Unix socket (0600) to root and to the user the agent runs as.
 
     Args:
@@ -310,12 +311,6 @@ class Server:
             connection.flush()
             connection.close()
         self._listener.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _admit(self, sock: socket.socket) -> None:
         if why := self._objection(sock):

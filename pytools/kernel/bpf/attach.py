@@ -14,6 +14,7 @@ import struct
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from pytools.closing import Closing
 from pytools.errors import SwerveError
 from pytools.kernel.bpf import syscall
 from pytools.kernel.netlink.tables import BARE
@@ -40,7 +41,7 @@ _GET_HARDWARE, _ETHERNET = 0x8927, 1  # SIOCGIFHWADDR, ARPHRD_ETHER
 _made_qdiscs: set[tuple[int, int]] = set()  # (namespace, interface): clsact that was not there before us
 
 
-class Attachment:
+class Attachment(Closing):
     """One program on one interface and direction, until closed."""
 
     def __init__(
@@ -61,12 +62,6 @@ class Attachment:
         with _netlink() as ip:
             _remove_filters(ip, self.ifindex, (self.direction,), self._role)
             _give_up_qdisc(ip, self.ifindex)
-
-    def __enter__(self) -> Attachment:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def attach_tc(

@@ -10,11 +10,12 @@ import os
 import struct
 from pathlib import Path
 
+from pytools.closing import Closing
 from pytools.errors import CapabilityError, SwerveError
 from pytools.kernel.bpf import syscall
 
 
-class CgroupLink:
+class CgroupLink(Closing):
     """A program on the root control group, until closed."""
 
     def __init__(self, fd: int) -> None:
@@ -25,12 +26,6 @@ class CgroupLink:
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
-
-    def __enter__(self) -> CgroupLink:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def root(mounts: str | None = None) -> Path:

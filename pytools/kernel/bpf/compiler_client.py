@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pytools import directories
+from pytools.closing import Closing
 from pytools.errors import CapabilityError, SwerveError
 
 _DEADLINE_S = 300.0  # emulated processors need minutes; a child that dies is noticed at once
@@ -90,7 +91,7 @@ def bcc_package() -> str:
     return ""
 
 
-class Compilation:
+class Compilation(Closing):
     """Programs on their way into the kernel, each with a child process of its own.
 
     Args:
@@ -124,12 +125,6 @@ class Compilation:
         """End the children; a second time does nothing."""
         for child in self._children:
             child.close()
-
-    def __enter__(self) -> Compilation:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class _Child:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from pytools.closing import Closing
 from pytools.errors import SwerveError
 from pytools.kernel.bpf.compiler_client import Cache, Compilation, Program, bpf_dir, interpreter
 from pytools.kernel.bpf.mapped import MappedArray
@@ -22,7 +23,7 @@ __all__ = ["Cache", "Compilation", "Loaded", "Program", "bpf_dir", "collect", "d
 _LAYOUT_PREFIX = "layout_"  # maps that exist only to carry the layout of a ring's record
 
 
-class Loaded:
+class Loaded(Closing):
     """Programs and maps in the kernel, and what did not make it there.
 
     Attributes:
@@ -86,12 +87,6 @@ class Loaded:
         for fd in (*self.programs.values(), *self.tracepoints.values(), *(entry[0] for entry in self._maps.values())):
             os.close(fd)
         self._rings, self.programs, self.tracepoints, self._maps = [], {}, {}, {}
-
-    def __enter__(self) -> Loaded:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def dtype(described: Any) -> np.dtype[Any] | None:

@@ -13,11 +13,12 @@ import mmap
 import os
 import struct
 from collections.abc import Iterator
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pytools.closing import Closing
 from pytools.errors import CapabilityError, SwerveError
 from pytools.kernel.bpf import syscall
 
@@ -27,7 +28,7 @@ _GET_NEXT_ID, _GET_FD_BY_ID = 12, 14
 _INFO_BYTES, _NAME_AT, _NAME_BYTES = 80, 24, 16
 
 
-class MappedArray:
+class MappedArray(Closing):
     """A mappable array map in this process's memory.
 
     Args:
@@ -67,12 +68,6 @@ class MappedArray:
         del self.records
         with contextlib.suppress(BufferError):  # it goes with the last array
             self._memory.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class _Info:

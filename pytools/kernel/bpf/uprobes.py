@@ -15,6 +15,7 @@ import struct
 from pathlib import Path
 from typing import Final
 
+from pytools.closing import Closing
 from pytools.errors import CapabilityError, SwerveError
 from pytools.kernel.bpf import syscall
 
@@ -26,7 +27,7 @@ _PMU = Path("/sys/bus/event_source/devices/uprobe")
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class Uprobe:
+class Uprobe(Closing):
     """One program at one place, until closed.
 
     Args:
@@ -55,12 +56,6 @@ class Uprobe:
         if self._fd >= 0:
             os.close(self._fd)
         self._fd = -1
-
-    def __enter__(self) -> Uprobe:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def missing() -> str:

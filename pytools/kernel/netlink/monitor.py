@@ -13,8 +13,9 @@ import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Final, Self
+from typing import Final
 
+from pytools.closing import Closing
 from pytools.kernel import netns as namespaces
 from pytools.kernel import socket_filter as bpf
 from pytools.kernel.netlink.socket import bodies
@@ -40,7 +41,7 @@ class Group(IntEnum):
     NEXTHOP = 32
 
 
-class Monitor:
+class Monitor(Closing):
     """Receives what is announced to some groups, in one namespace.
 
     Args:
@@ -92,12 +93,6 @@ class Monitor:
     def close(self) -> None:
         """Stop listening."""
         self.sock.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 @dataclass(frozen=True, slots=True)

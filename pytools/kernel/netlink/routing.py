@@ -9,12 +9,13 @@ from __future__ import annotations
 import errno
 import socket
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any
 
 from pyroute2.netlink.rtnl.ifaddrmsg import ifaddrmsg
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 from pyroute2.netlink.rtnl.ndmsg import ndmsg
 
+from pytools.closing import Closing
 from pytools.errors import UsageError
 from pytools.kernel import netns as namespaces
 from pytools.kernel.netlink.nexthops import (
@@ -82,7 +83,7 @@ _ANY_SCOPE = 255  # RT_SCOPE_NOWHERE
 _COUNT_PACKETS = 1  # NHA_OP_FLAG_DUMP_STATS
 
 
-class Netlink:
+class Netlink(Closing):
     """A netlink socket in a namespace.
 
     Args:
@@ -99,12 +100,6 @@ class Netlink:
             self.socket = NetlinkSocket()
         self.route_requests = 0
         self._counts = True  # until the kernel says that it cannot (before 6.9)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close the socket."""

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from pytools.closing import Closing
 from pytools.errors import SwerveError
 from pytools.kernel.netlink.socket import attributes
 
@@ -84,7 +85,7 @@ class Socket:
     mptcp: tuple[int, int] | None = None  # of a subflow: the token of its connection, and the id of its local address
 
 
-class Diagnostics:
+class Diagnostics(Closing):
     """A way to ask about the TCP sockets of the namespace that it was made in.
 
     Raises SwerveError if the kernel was built without socket diagnostics.
@@ -167,12 +168,6 @@ class Diagnostics:
     def close(self) -> None:
         """Ask no more."""
         self._socket.close()
-
-    def __enter__(self) -> Diagnostics:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 _MAPPED: Final = bytes(10) + b"\xff\xff"
