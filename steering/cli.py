@@ -61,7 +61,6 @@ for _command in (
 
 @actions.register
 def _steering(netns: str | None) -> actions.Steering:
-    """What `swerve top` may ask of the controller."""
     return cast(actions.Steering, importlib.import_module("steering.commands.from_view").Orders(netns))
 
 

@@ -260,7 +260,6 @@ def _unknown(_peer: str) -> Offset | None:
 
 
 def _recording(config: AgentConfig, namespace: str | None, bus: Bus) -> RecordingSource | None:
-    """The flight recorder that is configured, if one is."""
     if not config.recording.hours:
         return None
     directory = directories.recording(config.recording.directory, namespace)

@@ -337,5 +337,4 @@ def _tolerance(floor_ns: Any) -> Any:
 
 
 def _pair(table: Times, path: int) -> tuple[int, int]:
-    """What both directions of a path have."""
     return int(table[FORWARD, path]), int(table[REVERSE, path])

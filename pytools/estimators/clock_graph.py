@@ -183,7 +183,6 @@ def _surplus(edges: Edges, graph: Graph, readings: Times, rates: Floats) -> Floa
 
 
 def _neighbours(graph: Graph, used: NDArray[np.bool_]) -> NDArray[np.intp]:
-    """How many different hosts each host shares a used edge with."""
     low, high = np.minimum(graph.tails, graph.heads)[used], np.maximum(graph.tails, graph.heads)[used]
     pairs = np.unique(low * graph.vertices + high)
     ends = np.concatenate([pairs // graph.vertices, pairs % graph.vertices])

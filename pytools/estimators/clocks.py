@@ -267,7 +267,6 @@ class _Window:
         return parts[0], parts[1]
 
     def without(self, direction: int, place: int) -> _Window:
-        """All but one probe."""
         probes = [self.forward, self.reverse]
         mask = np.arange(len(probes[direction].at_ns)) != place
         probes[direction] = probes[direction].take(mask)
@@ -375,7 +374,6 @@ class _Window:
 
 
 def _variance(one: Floats, other: Floats) -> float:
-    """The variance of all values of two arrays."""
     count = len(one) + len(other)
     mean = (float(np.add.reduce(one)) + float(np.add.reduce(other))) / count
     return (float(one @ one) + float(other @ other)) / count - mean * mean

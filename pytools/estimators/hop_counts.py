@@ -39,8 +39,6 @@ class Other(NamedTuple):
 
 @dataclass(slots=True)
 class _Seen:
-    """What is known of the hop counts of a path."""
-
     usual: Pair
     beside: Counter[Pair] = field(default_factory=Counter)  # updates that saw each together with that one
     others_since_ns: int = 0  # since when the usual one is not seen; 0: it is

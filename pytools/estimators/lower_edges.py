@@ -300,7 +300,6 @@ def _step(
 
 
 def _inverse(normal: list[float], precision: float) -> Floats:
-    """The inverse of the matrix of the normal equations."""
     a, b = normal[0] + _LEAST_WEIGHT, normal[1] + _LEAST_WEIGHT
     c, d, e = normal[2:]
     p, q = -c / a, -d / b

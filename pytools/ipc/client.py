@@ -161,7 +161,6 @@ class Connection(Generic[_Told], Closing):
         self._unsent = self._unsent[sent:]
 
     def _receive(self) -> bool:
-        """Take what is there; whether something was."""
         try:
             data = self._sock.recv(4 * CHUNK_BYTES)
         except BlockingIOError:
@@ -175,12 +174,10 @@ class Connection(Generic[_Told], Closing):
         return True
 
     def _take_all(self, data: bytes, lines: list[bytes]) -> None:
-        """Digest lines, of which the last ones came with this data."""
         for line in lines:
             self._take(line)
 
     def _take(self, line: bytes) -> None:
-        """Digest one line."""
         raise NotImplementedError
 
     def _note(self, line: bytes) -> AnySignal | None:

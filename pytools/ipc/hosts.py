@@ -251,7 +251,6 @@ def read_key(path: Path) -> bytes:
 
 
 def _without_waiting(name: str, flags: int) -> int:
-    """Open even a pipe at once; it is refused afterwards."""
     return os.open(name, flags | os.O_NONBLOCK | os.O_CLOEXEC)
 
 

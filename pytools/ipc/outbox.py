@@ -11,8 +11,6 @@ _Queued = tuple[int, bytes]  # number in the order of arrival, line
 
 
 class _Queue:
-    """Lines of one kind."""
-
     def __init__(self) -> None:
         self.lines: deque[_Queued] = deque()
         self.size = 0

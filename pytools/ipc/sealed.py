@@ -113,8 +113,6 @@ def derived(secret: bytes, purpose: str) -> bytes:
 
 @dataclass
 class _Peer:
-    """What we know of one peer's speaking."""
-
     session: bytes = b""  # the one we believe; empty: none yet
     newest: int = 0  # its last sequence number
     heard_ns: int = 0

@@ -71,8 +71,6 @@ class Publisher(Protocol):
 
 
 class _Connection:
-    """One client of the server."""
-
     def __init__(self, server: Server, sock: socket.socket) -> None:
         self._server = server
         self._sock = sock
@@ -114,14 +112,12 @@ class _Connection:
         self.offer(published)
 
     def on_event(self, mask: int) -> None:
-        """What the selector calls."""
         if mask & selectors.EVENT_READ:
             self._read()
         if mask & selectors.EVENT_WRITE:
             self.flush()
 
     def flush(self, urgent_only: bool = False) -> None:
-        """Write as much as the socket takes now."""
         try:
             while not self._closed and (chunk := self._out.take(urgent_only)):
                 sent = 0
@@ -148,7 +144,6 @@ class _Connection:
 
     @property
     def blocked(self) -> bool:
-        """Whether the socket took less than it was given."""
         return self._out.blocked
 
     @property

@@ -43,7 +43,6 @@ def build_id(path: str) -> str:
 
 
 def _without_waiting(path: str, flags: int) -> int:
-    """A pipe is opened at once, not when somebody writes to it."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 

@@ -202,6 +202,5 @@ def _write_config(
 
 
 def _write_key(path: Path) -> None:
-    """A key that every agent of the lab reads."""
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
         file.write(os.urandom(_KEY_BYTES))

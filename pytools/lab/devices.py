@@ -63,8 +63,6 @@ class _LinkMessage(nlmsg):  # type: ignore[misc]
     )
 
     class info(nla):  # type: ignore[misc]  # noqa: N801 (pyroute2 looks the name up)
-        """Kind and options."""
-
         nla_map = ((1, "IFLA_INFO_KIND", "asciiz"), (2, "IFLA_INFO_DATA", "cdata"))
 
 
@@ -109,7 +107,6 @@ def ends(kind: str | None, port: Port) -> tuple[int, ...]:
 
 
 def _cables(kind: str | None) -> int:
-    """How many cables are below a device."""
     return 0 if kind in (None, "vrf") else 2 if kind in _BOND_MODES else 1
 
 

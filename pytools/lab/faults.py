@@ -163,7 +163,6 @@ def _own_ways(host: Host, rail: Rail) -> list[Route]:
 
 
 def _ports(spec: Spec, rail: int, toward: int | None) -> tuple[Port, ...]:
-    """The port towards a host, or all of a rail's."""
     ports = rail_of(spec, rail).ports
     return ports if toward is None else (ports[host_of(spec, toward).number - 1],)
 
@@ -228,7 +227,6 @@ def _two_hosts(spec: Spec, direction: tuple[int, int]) -> tuple[Host, Host]:
 
 
 def _prefixes(host: Host, rail: int) -> list[tuple[Family, str]]:
-    """What a host is reached at over a rail."""
     interface = host.interfaces[rail - 1]
     return [
         (4, f"{host.service}/32"),

@@ -146,7 +146,6 @@ def programs(rail: Rail, ports: Sequence[Port]) -> set[tuple[str, int]]:
 
 
 def _described(program_id: int) -> tuple[str, int]:
-    """Name and first map of a program."""
     fd = _open(_PROGRAM_BY_ID, program_id)
     try:
         maps = ctypes.create_string_buffer(4)

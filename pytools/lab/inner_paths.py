@@ -75,7 +75,6 @@ def _cable(netlink: Netlink, beyond: Netlink, way: Rail, port: Port) -> None:
 
 
 def _rails_end(port: Port) -> tuple[str, str]:
-    """The rail's addresses on the cable to a way's port."""
     return port.address.removesuffix("1") + "2", port.address6.removesuffix("1") + "2"
 
 

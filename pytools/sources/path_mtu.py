@@ -54,7 +54,6 @@ class _Round:
 
     @property
     def complete(self) -> bool:
-        """Whether everything has come back."""
         return self.alive_ns != 0 and all(self.passed)
 
     def over(self, now_ns: int, timeout_ns: int) -> bool:
@@ -67,8 +66,6 @@ class _Round:
 
 
 class _Watched:
-    """One path."""
-
     def __init__(self, pinned: PinnedPath, probes: SizeProbes, due_ns: int) -> None:
         self.pinned, self.probes, self.due_ns = pinned, probes, due_ns
         self.sizes = Sizes(SMALLEST[pinned.family], SMALLEST[pinned.family])
@@ -185,7 +182,6 @@ class PathMtuSource(Source):
             self._send_smallest(watched, under_way, now_ns)
 
     def _begin(self, watched: _Watched, now_ns: int) -> None:
-        """Send a round."""
         if not watched.sizes.urgent:
             watched.due_ns = next_beat(watched.due_ns, self._every_ns, now_ns)
             mtu_bytes = watched.probes.interface_mtu()
@@ -225,7 +221,6 @@ class PathMtuSource(Source):
         return self._next_seq
 
     def _take(self, watched: _Watched, under_way: _Round, now_ns: int) -> None:
-        """Look which have come back."""
         for reply in watched.probes.replies():
             if reply.seq in under_way.smallest:
                 under_way.alive_ns = under_way.alive_ns or now_ns

@@ -98,7 +98,6 @@ def _agent(name: str | None) -> tuple[int, int] | None:
 
 
 def _privileges_found(name: str | None) -> tuple[Finding, list[privileges.Lost]]:
-    """What the agent that runs goes without."""
     agent = _agent(name)
     if agent is None:
         return Finding(None, "no agent runs"), []

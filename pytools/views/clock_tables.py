@@ -161,5 +161,4 @@ def collocation(model: Model) -> RenderableType:
 
 
 def _confidence(value: float) -> str:
-    """A probability that is never shown as certainty."""
     return "> 99.9 %" if value >= 0.9995 else units.share(value)

@@ -158,7 +158,6 @@ def _share(measure: Measure, row: PathDelay, liveness: PathLiveness | None) -> T
 
 
 def _over(windows_ns: Sequence[int]) -> str:
-    """The windows behind the figures, in words."""
     if not windows_ns:
         return ""
     low, high = duration(min(windows_ns)), duration(max(windows_ns))

@@ -45,7 +45,6 @@ Draw = Callable[[Model, Sequence[AnySignal], Query], RenderableType]
 
 
 def _whole(draw: Callable[[Model], RenderableType]) -> Draw:
-    """A table that has no filters."""
     return lambda model, _signals, _asked: draw(model)
 
 

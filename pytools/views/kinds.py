@@ -87,8 +87,6 @@ class View:
 
 
 class _Top(View):
-    """Of application delays it shows paths, no single flows."""
-
     def rows(self, model: Model) -> list[AnySignal]:
         return [row for row in super().rows(model) if not isinstance(row, AppDelay) or is_whole_path(row)]
 

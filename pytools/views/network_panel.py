@@ -105,5 +105,4 @@ def _line(start: str, said: list[Text], count: int) -> Text | None:
 
 
 def _plain(text: Text) -> Text:
-    """Within a bold line."""
     return Text(style="not bold").append_text(text)

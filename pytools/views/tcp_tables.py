@@ -89,7 +89,6 @@ def _remarks(model: Model, shown: Sequence[TcpPath | TcpFlow], asked: Query) -> 
 
 
 def _host(host: TcpHost) -> Text:
-    """The totals in three lines."""
     line = Text(f"{host.host}: ", style="bold")
     plain = Text(style="not bold")
     plain.append(f"{host.flows:,} TCP connections of at most {host.capacity:,} remembered, {host.created:,} seen")

@@ -105,5 +105,4 @@ def _restore(netlink: Netlink, bond: Bond | None, known: Selected, why: str) -> 
 
 
 def _left_alone(bond: Bond) -> str:
-    """Why nothing is put back."""
     return f"{bond.port(bond.active)} stays active: the bond's monitor or somebody else selected it since"

@@ -84,7 +84,6 @@ class _Line:
         self.limited = False
 
     def may(self, hook: Settings, now: int) -> bool:
-        """Whether its limit allows another call."""
         while self.made and now - self.made[0] >= hook.per_ns:
             self.made.popleft()
         self.limited = len(self.made) >= hook.count

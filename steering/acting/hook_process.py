@@ -85,7 +85,6 @@ def _ask(
     ca_file: str | None,
     timeout_s: float,
 ) -> tuple[int, bytes]:
-    """One request on one connection; status and body of the reply."""
     parts = urlsplit(url)
     assert parts.hostname is not None
     connection: http.client.HTTPConnection
@@ -158,7 +157,6 @@ def _object(data: bytes) -> dict[str, Any]:
 
 
 def _message(data: bytes) -> str:
-    """What the API server says of a failure."""
     with contextlib.suppress(SwerveError):
         return f": {_printable(str(_object(data).get('message', '')))[:_REASON]}"
     return ""

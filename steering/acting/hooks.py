@@ -76,7 +76,6 @@ class HookActing:
         self._output.send(messages.notified(self._output.host, *facts, "dry_run", over))
 
     def _told(self, news: Told) -> None:
-        """Report what became of a delivery."""
         if news.failure:
             self._output.say(f"hook {news.delivery.hook.name}: {news.text}")
         self._output.send(_act_of(news, self._output.host))

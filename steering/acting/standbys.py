@@ -29,8 +29,6 @@ _OVER_NS: Final = 500_000_000  # without a packet for so long beyond the hold ti
 
 @dataclass
 class _Move:
-    """A move that has been told of, and is not over."""
-
     act: Act
     before: int  # packets and bytes that the stand-by had taken earlier
     bytes_before: int

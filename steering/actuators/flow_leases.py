@@ -53,7 +53,6 @@ class Leases(Closing, Generic[Wanted]):
         raise NotImplementedError
 
     def _values(self, granted: Sequence[Wanted]) -> Mapping[str, Sequence[int]]:
-        """What the table shall have beside the leases."""
         raise NotImplementedError
 
     def renew(self, flows: Sequence[FlowKey], expires_ns: int) -> set[FlowKey]:

@@ -163,7 +163,6 @@ class Mirror:
     # ---- nexthops and groups ----
 
     def _make_nexthops(self, objects: Objects, ways: set[Way], failed: list[str]) -> set[Way]:
-        """The hops that routes may lead over."""
         if self.form == "inline":
             return ways
         usable = set()
@@ -217,7 +216,6 @@ class Mirror:
     # ---- routes ----
 
     def _bodies(self, target: Target, shares: Shares) -> dict[Table, dict[str, bytes]]:
-        """The routes of a target, by table and prefix."""
         view, prefixes = self._prefixes[target]
         family, table = view[0], self._numbers.table(view)
         over: int | list[Hop] = self._numbers.group(target)

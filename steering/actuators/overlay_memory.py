@@ -100,7 +100,6 @@ def recalled(
 
 
 def _ways(target: Steered, ids: Mapping[HopKey | str, int]) -> dict[int, Way]:
-    """The target's hops by our numbers."""
     every: Collection[Way] = {way for way, _ in (*target.ways, *target.usable)}
     found = {ids.get((way.family, way.gateway, way.interface, way.onlink)): way for way in every}
     return {number: way for number, way in found.items() if number is not None}

@@ -159,8 +159,6 @@ def _view(
 
 
 class _Table:
-    """The routes of one table, sorted out."""
-
     def __init__(
         self,
         objects: Objects,
@@ -281,7 +279,6 @@ class _Table:
 
 
 def _rank(route: Route) -> tuple[int, int]:
-    """The lowest decides."""
     return route.metric, -route.preference
 
 

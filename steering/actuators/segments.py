@@ -36,8 +36,6 @@ Answered = Callable[[str | None], None]  # the router where a segment died; None
 
 
 class _Key(NamedTuple):
-    """What of a segment comes back."""
-
     label: int
     ends: bytes  # addresses
     ports: bytes
@@ -115,7 +113,6 @@ def _packet(family: Literal[4, 6], flow: FlowKey, label: int, hops: int) -> tupl
 
 
 def _key(family: Literal[4, 6], quoted: bytes) -> _Key | None:
-    """Of the packet that a router quotes."""
     if family == 4:
         size, protocol, label = ((quoted[0] & 15) * 4, quoted[9:10], 0) if quoted else (0, b"", 0)
         ends = quoted[12:20]

@@ -66,7 +66,6 @@ class Orders:
 
 
 def _duration(text: str) -> int:
-    """Nanoseconds."""
     try:
         return parse_duration(text)
     except ValueError:

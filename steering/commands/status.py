@@ -144,7 +144,6 @@ def controller_of(folder: Path) -> dict[str, Any]:
 
 
 def _stored(folder: Path) -> dict[str, Any]:
-    """The orders on disk."""
     try:
         now = elapsed.moment()
         found = kept_orders.load(folder, now)
@@ -300,12 +299,10 @@ def _left_out(facts: dict[str, Any]) -> Iterator[str]:
 
 
 def _running(folder: Path) -> list[str]:
-    """The instances whose controllers run."""
     return sorted(lock.parent.name for lock in folder.glob(f"*/{journal.LOCK_FILE}") if holder(lock) is not None)
 
 
 def _named(weights: dict[int, int], members: dict[str, str]) -> dict[str, int]:
-    """Weights by the names of the hops."""
     return {members.get(str(nexthop), str(nexthop)): weight for nexthop, weight in weights.items()}
 
 

@@ -73,7 +73,6 @@ def _text(file: Path) -> str:
 
 
 def _addresses(survey: Survey) -> set[str]:
-    """The destinations of a recording, as prefixes of one address."""
     each = {canonical(path.address) for _, path in survey.counts}
     return {f"{address}/{128 if ':' in address else 32}" for address in each}
 

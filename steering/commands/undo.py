@@ -53,7 +53,6 @@ def restart_expected(unit: str, environment: Mapping[str, str]) -> bool:
 
 
 def _restart_queued(unit: str) -> bool:
-    """Whether it was stopped for a restart."""
     words = ["systemctl", "list-jobs", "--no-legend", "--plain", "--no-pager", unit]
     try:
         done = subprocess.run(

@@ -224,7 +224,6 @@ class Desk:
             self._site.output.send(messages.order(self._site.output.host, orders.text_of(order), because, not over))
 
     def _outcome(self, target: Target) -> str:
-        """How a target stands after an order."""
         group = self._site.engine.groups.get(target)
         if group is None:
             return f"{title(target)} is gone"
@@ -282,7 +281,6 @@ class Desk:
     # ---- orders on disk ----
 
     def _keep(self, wanted: Overrides) -> None:
-        """Put orders on disk, then in force."""
         if len(wanted.orders) > kept_orders.MOST:
             raise RefusedError(f"refused: more than {kept_orders.MOST} orders", "take some back")
         folder, before, later = self._site.folder, self._site.engine.overrides, self._site.later

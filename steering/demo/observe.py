@@ -71,7 +71,6 @@ class AgentListener(Generic[_Heard]):
             self._failure = error
 
     def _hear(self, signals: Sequence[AnySignal]) -> None:
-        """Note what an agent said."""
         raise NotImplementedError
 
     def _next(self) -> _Heard:

@@ -99,7 +99,6 @@ class Stage:
         return self._with_steering(phase, record, from_ns) if steered else phase
 
     def _counters(self) -> Counter[str]:
-        """Packets by rail interface, and resets, of all hosts together."""
         total: Counter[str] = Counter()
         for host in self.lab.hosts:
             total.update(traffic.transmitted_packets(host))

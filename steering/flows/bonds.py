@@ -30,8 +30,6 @@ _MOST_TIMES: Final = 10  # retry_after, after trials that failed
 
 
 class _Said(NamedTuple):
-    """What the paths over a bond say."""
-
     state: Literal["bad", "good", "unknown"]
     because: str = ""
     under: str = ""
@@ -40,8 +38,6 @@ class _Said(NamedTuple):
 
 @dataclass(slots=True)
 class _Kept:
-    """What is remembered of one bond; ports by index."""
-
     bond: Bond
     since_ns: int = 0  # when the active port became it; 0: before us
     former: int = 0  # the port before anything of ours; 0: nothing of ours is in force
@@ -172,7 +168,6 @@ class BondEngine:
         return _Said("bad", why, under, seen_ns)
 
     def _troubled(self, path: Path) -> bool:
-        """Whether a path is not good either."""
         known, facts = self._paths[path], self._known.evidence.facts(path)
         silent = facts.liveness is not None and facts.liveness.missed > 0
         return known.bad or not known.measured or silent

@@ -52,8 +52,6 @@ class LabelAct:
 
 @dataclass(slots=True)
 class _Known:
-    """What is known of one connection."""
-
     first_ns: int
     heard_ns: int
     sent_bytes: int

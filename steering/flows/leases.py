@@ -213,7 +213,6 @@ def lease_ns(policy: Policy, number: int) -> int:
 
 
 def _onto(key: FlowKey, pin: Pin, group: Group) -> list[Path]:
-    """The paths that a pinned flow may be on."""
     return [path for nexthop, path in group.paths if nexthop == pin.nexthop_id and path.address == key.remote]
 
 

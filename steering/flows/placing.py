@@ -249,7 +249,6 @@ def _meant(case: Case, flow: FlowRate, held: Holdings) -> bool:
 
 
 def _covered(case: Case, flow: FlowRate) -> bool:
-    """Whether the rule is about a flow: its address and scope."""
     return flow.key.remote == case.ways[0].path.address and case.rule.scope.covers_flow(flow.key, flow.owner)
 
 

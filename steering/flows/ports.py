@@ -46,8 +46,6 @@ class PortPlan:
 
 @dataclass(slots=True)
 class _Known:
-    """What is known of one destination."""
-
     used_ns: int
     newest_ns: int = 0  # when its newest connection began
     connections: int = 0

@@ -42,8 +42,6 @@ OVER: Final = frozenset({"close", "time_wait", "last_ack", "closing", "fin_wait1
 
 
 class _Look(NamedTuple):
-    """What was counted at one moment."""
-
     at_ns: int
     delivered: int  # segments
     retransmitted: int
@@ -72,8 +70,6 @@ class FlowRate:
 
 
 class _Track:
-    """What is remembered of one connection."""
-
     __slots__ = ("first_ns", "held_ns", "looks", "marks", "peak_bps", "peak_ns", "signal")
 
     def __init__(self, signal: TcpFlow) -> None:

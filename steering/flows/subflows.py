@@ -50,8 +50,6 @@ class Destroy:
 
 @dataclass(slots=True)
 class _Known:
-    """What is known of one subflow."""
-
     token: int
     established: bool
     router: str | None = None

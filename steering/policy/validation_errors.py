@@ -49,7 +49,6 @@ def _in_file(loc: Location, raw: Any) -> Location:
 
 
 def _value_at(raw: Any, at: Location, otherwise: Any) -> Any:
-    """What the file has at a place."""
     node = raw
     for part in at:
         try:

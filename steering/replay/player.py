@@ -243,7 +243,6 @@ class Player:
                 yield msgspec.structs.replace(state, host=state.path.source)
 
     def _enter(self, path: Path, state: str) -> None:
-        """Keep the books of a path that changes its state."""
         self._leave(path)
         self._told[path] = state, self._now
         if state == "returning":

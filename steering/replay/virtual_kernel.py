@@ -143,7 +143,6 @@ class VirtualKernel:
         return any(network.version == each.version and _inside(network, each) for each in self._managed)
 
     def _join(self, target: Target, destinations: tuple[str, ...], members: Iterable[Member]) -> bool:
-        """Add what is new to a group."""
         group = self.groups.get(target) or Group(target, destinations, (), ())
         known = {(m.gateway, m.interface) for m in group.members}
         fresh: list[Member] = []
@@ -166,7 +165,6 @@ class VirtualKernel:
         return True
 
     def _index(self) -> None:
-        """Keep what `target_of` looks at."""
         recorded = sorted(name for name in self.groups if not name.startswith(_MADE_UP))
         self._routes = LongestPrefix(
             {key_of(str(ipaddress.ip_network(d))): name for name in recorded for d in self.groups[name].destinations}

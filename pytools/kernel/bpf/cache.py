@@ -181,7 +181,6 @@ def _open_at(directory: int, name: str, flags: int) -> int:
 
 
 def _by_age(fd: int) -> list[str]:
-    """Names in a directory, the oldest first."""
     found: dict[str, int] = {}
     for each in os.scandir(fd):
         with contextlib.suppress(FileNotFoundError):
@@ -190,7 +189,6 @@ def _by_age(fd: int) -> list[str]:
 
 
 def _is_finished(name: str) -> bool:
-    """Whether it is not one that somebody is writing."""
     return name.count(".") == 1
 
 

@@ -128,8 +128,6 @@ class Compilation(Closing):
 
 
 class _Child:
-    """A process that compiles and loads one program."""
-
     def __init__(self, program: Program, cache: Cache) -> None:
         self.sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(_DEADLINE_S)

@@ -71,8 +71,6 @@ class MappedArray(Closing):
 
 
 class _Info:
-    """What the kernel says about a map."""
-
     def __init__(self, raw: bytes) -> None:
         self.type, self.id, _, self.value_bytes, self.entries, self.flags = struct.unpack_from("<6I", raw)
         self.name = raw[_NAME_AT : _NAME_AT + _NAME_BYTES].split(b"\0")[0].decode(errors="replace")

@@ -142,7 +142,6 @@ class Diagnostics(Closing):
             return None
 
     def _ask(self, body: bytes, flags: int) -> Iterator[bytes]:
-        """The bodies of the answer."""
         self._sequence = (self._sequence + 1) & 0xFFFFFFFF
         header = _HEADER.pack(_HEADER.size + len(body), _SOCK_DIAG_BY_FAMILY, _REQUEST | flags, self._sequence, 0)
         try:

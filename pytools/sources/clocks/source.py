@@ -301,11 +301,9 @@ class ClockSource(Source):
             self._bus.publish(Collocation(host=self._config.host, at_ns=now_ns, unix_ns=time.time_ns(), **found))
 
     def _own_clocks(self) -> set[str]:
-        """Peers with a clock of their own."""
         return {pinned.peer.name for pinned in self._mesh.paths.current if self._mesh.has_own_clock(pinned)}
 
     def _clock_signal(self, clock: HostClock, now_ns: int) -> Clock:
-        """One host's clock, judged as of now."""
         age_ns, reference = now_ns - self.timescale.told_ns, self.timescale.reference
         offset = Offset(
             clock.epoch_ns,

@@ -81,8 +81,6 @@ What = Literal["gid_changed", "port_down", "port_up"]
 
 @dataclass(slots=True)
 class _Known:
-    """What is known of a port."""
-
     state: str
     gids: dict[int, str]
     history: GidHistory

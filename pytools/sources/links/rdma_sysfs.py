@@ -134,7 +134,6 @@ def meanings(counters: Mapping[str, int]) -> dict[str, int | None]:
 
 
 def _address(gid: str) -> str:
-    """A GID as people write it."""
     try:
         return text(gid)
     except ValueError:

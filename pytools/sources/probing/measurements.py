@@ -131,7 +131,6 @@ class Measurements(Growing):
                 self.clocks.set(pinned.index, None, 0)
 
     def _restore(self, pinned: PinnedPath, now_ns: int) -> None:
-        """Begin with what a predecessor knew of a path."""
         found = self._remembered(pinned, now_ns) if self._remembered is not None else None
         if found is not None:
             self._base.restore(pinned.index, found.base, found.at_ns, now_ns, found.changed)

@@ -140,7 +140,6 @@ class ProbeMesh:
         self._take_paths()  # a peer that only went is no news to a discovery
 
     def _set_peers(self, config: AgentConfig) -> None:
-        """Have the kernel answer these peers alone."""
         self.program.set_peers(
             {peer.address: stamp_packet.error_estimate(STAMP_BOUND_NS, peer.clock == "shared") for peer in config.peers}
         )
@@ -320,7 +319,6 @@ class ProbeMesh:
             self._due["paths"] = now_ns
 
     def _discover(self, now_ns: int) -> None:
-        """Look at the routes again, and probe what they lead along."""
         self._due["paths"] = now_ns + _PATHS_EVERY_NS
         self._changes.happened()  # what is waiting is covered by this look
         try:

@@ -241,7 +241,6 @@ class Planner(Sessions):
         return self._by_path
 
     def _left_out(self, ticks: NDArray[np.int64]) -> None:
-        """Count what was too late to be sent."""
         steady = how_many(self._kinds_of(ticks) != _BETWEEN)
         self.drops["missed_sends"] += steady
         self.drops["missed_extra"] += len(ticks) - steady

@@ -138,7 +138,6 @@ class Sender(Planner):
             self._lay_out(sessions)
 
     def _tell(self, pinned: PinnedPath) -> None:
-        """Let the kernel know a path and its sessions."""
         self._known_paths.add(pinned.index)
         path = pinned.path
         self._program.set_path(pinned.index, pinned.ifindex, path.gateway or path.address, path.address, pinned.bare)
@@ -213,7 +212,6 @@ class Sender(Planner):
         return came, fresh[came]
 
     def _counting(self, rows: NDArray[np.int64], at: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Which probes count for silence."""
         counting: NDArray[np.bool_] = self._part.take(at) == SINGLE
         if self._probe.flows > 1:
             counting &= rows % self._probe.flows == 0

@@ -65,7 +65,6 @@ class Underlays:
     def _below(
         self, tunnel: Tunnel, links: dict[int, Link], nexthops: dict[int, Nexthop], members: dict[int, tuple[int, ...]]
     ) -> Iterable[tuple[Underlay, _Key]]:
-        """The hops of the route to the peer's outer address."""
         route = self._netlink.route_get(tunnel.remote, tunnel.mark, True, tunnel.link, tunnel.local or None)
         for gateway, ifindex, _, _ in ways_of(route, nexthops, members):
             link = links.get(ifindex or 0)
@@ -74,7 +73,6 @@ class Underlays:
                 yield way, (mapped(tunnel.remote), link.index, tunnel.port, tunnel.protocol)
 
     def _count(self, wanted: dict[_Key, str]) -> None:
-        """Have these counted, and no others."""
         if self._map is None or self._known is None or wanted == self._several:
             return
         for key in self._several.keys() - wanted.keys():

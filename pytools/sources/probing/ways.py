@@ -249,7 +249,6 @@ class HiddenWays:
         return True
 
     def _step(self, now_ns: int, last_ns: int = 0) -> None:
-        """Give the search its replies, and take what it asks next."""
         assert self._search is not None
         known, search, what = self._search
         replies, self._replies, self._asked = self._replies, {}, {}

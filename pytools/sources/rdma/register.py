@@ -127,7 +127,6 @@ class Register:
         return pair
 
     def _has_room(self, table: Table) -> bool:
-        """Whether there is a row for one more queue pair of a table."""
         user = _user(table)
         shared = user is None or self._held[user] < self._rows // 4 or len(self._free) > self._rows // 2
         return bool(self._free) and shared

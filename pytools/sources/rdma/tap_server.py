@@ -198,7 +198,6 @@ class TapServer(Way):
         process.tables.append(TapTable(array, pid, uid))
 
     def _crowded(self, uid: int) -> bool:
-        """Whether a user has as many tables as it may."""
         held = sum(table.uid == uid for table in self.tables())
         return held >= (TABLES_OF_ROOT if uid == 0 else self._per_user)
 

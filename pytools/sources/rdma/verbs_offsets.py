@@ -85,8 +85,6 @@ class _Capacities(c.Structure):
 
 
 class _QpAttributes(c.Structure):
-    """struct ibv_qp_init_attr_ex."""
-
     _fields_ = [
         ("qp_context", c.c_void_p),
         ("send_cq", c.c_void_p),
@@ -108,8 +106,6 @@ class _QpAttributes(c.Structure):
 
 
 class _CqAttributes(c.Structure):
-    """struct ibv_cq_init_attr_ex."""
-
     _fields_ = [
         ("entries", c.c_uint32),
         ("cq_context", c.c_void_p),

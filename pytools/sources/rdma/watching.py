@@ -77,8 +77,6 @@ _MOVES: Final = ("posted", "completed", "receives_completed", "receives_posted",
 
 @dataclass(slots=True)
 class _Looked:
-    """One table at this reading."""
-
     table: Table
     columns: Columns
     rows: Rows

@@ -231,7 +231,6 @@ class SampleSource(Source):
             asker.told_ns, asker.told = now_ns, True
 
     def _take_ours(self, records: NDArray[Any], now_ns: int) -> None:
-        """Remember what has left here."""
         named, which = wire.distinct(_flows(records, "local", "remote"))
         peers = self._peers_of(named["destination"])
         self._talked_ns.update(dict.fromkeys(peers.tolist(), now_ns))

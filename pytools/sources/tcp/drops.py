@@ -97,7 +97,6 @@ class SocketDrops:
         self._tenants: dict[int, tuple[int, int, dict[int, int]]] = {}  # address -> since when, cookie, lost before
 
     def __len__(self) -> int:
-        """Sockets of which something is remembered."""
         return len(self._tenants)
 
     def refresh(self, keys: NDArray[Any], packets: NDArray[Any], now_ns: int = 0) -> None:
@@ -138,7 +137,6 @@ class _Sorted:
         self.sockets, self._reasons, self._packets = sockets[order], reasons[order], packets[order]
 
     def of(self, sock: int) -> dict[int, int]:
-        """Packets by reason of one socket."""
         address = np.uint64(sock)
         first = int(np.searchsorted(self.sockets, address, side="left"))
         end = int(np.searchsorted(self.sockets, address, side="right"))

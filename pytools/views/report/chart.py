@@ -231,7 +231,6 @@ def _path(span: Span, scale: Scale, curve: Curve) -> str:
 
 
 def _bent(places: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Without the middle of what is level anyway."""
     inner = (
         here
         for before, here, after in zip(places, places[1:], places[2:], strict=False)

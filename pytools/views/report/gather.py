@@ -193,7 +193,6 @@ class Gathering:
         return found
 
     def _remember(self, row: deque[_Heard], new: _Heard, most: int, what: str) -> None:
-        """Keep the newest."""
         row.append(new)
         if len(row) > most:
             row.popleft()
