@@ -164,13 +164,13 @@ def read_obeyed(path: Path, limit: int, *, guarded: bool = True) -> bytes:
     Raises OSError if it cannot be read.
     Raises RefusedError if somebody else could have written it.
     """
-    with open(path, "rb", opener=_without_waiting) as file:
+    with open(path, "rb", opener=without_waiting) as file:
         if guarded and (why := unsafe(path, os.fstat(file.fileno()))):
             raise RefusedError(f"{path}: refused: {why}", _MEND)
         return file.read(limit)
 
 
-def _without_waiting(name: str, flags: int) -> int:
+def without_waiting(name: str, flags: int) -> int:
     """Open even a pipe at once; it is refused afterwards."""
     return os.open(name, flags | os.O_NONBLOCK | os.O_CLOEXEC)
 

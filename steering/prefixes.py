@@ -29,11 +29,7 @@ def host_key(address: str) -> Key | None:
 
 
 class LongestPrefix(Generic[T]):
-    """Looks up among prefixes.
-
-    Args:
-        values: What is found, by prefix.
-    """
+    """Looks up among prefixes."""
 
     def __init__(self, values: Mapping[Key, T]) -> None:
         self.values = values

@@ -46,13 +46,7 @@ class Standing:
 
 
 class Heartbeat(Source):
-    """Tells the manager that the agent is ready, alive and how it stands; the log what changed.
-
-    Args:
-        standing: How the agent stands.
-        drops: Everything lost so far, by name.
-        began_ns: When the agent was started.
-    """
+    """Tells the manager that the agent is ready, alive and how it stands; the log what changed."""
 
     def __init__(
         self, manager: Manager, standing: Callable[[], Standing], drops: Callable[[], Mapping[str, int]], began_ns: int

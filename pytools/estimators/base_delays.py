@@ -53,11 +53,7 @@ class Base(NamedTuple):
 
 
 class BaseDelays(Growing):
-    """The base delay of each path and direction.
-
-    Args:
-        window_ns: Over which minima are taken.
-    """
+    """The base delay of each path and direction."""
 
     def __init__(self, window_ns: int) -> None:
         self.window_ns = window_ns

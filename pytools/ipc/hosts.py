@@ -234,7 +234,7 @@ def read_key(path: Path) -> bytes:
     Raises SwerveError if somebody else may read it or could have written it.
     """
     try:
-        with open(path, "rb", opener=_without_waiting) as file:
+        with open(path, "rb", opener=directories.without_waiting) as file:
             status = os.fstat(file.fileno())
             secret = file.read(4096)
     except OSError as error:
@@ -248,10 +248,6 @@ def read_key(path: Path) -> bytes:
     if len(secret) < _KEY_BYTES:
         raise UsageError(f"{path}: {len(secret)} bytes, must be at least {_KEY_BYTES}", "make a longer one")
     return secret
-
-
-def _without_waiting(name: str, flags: int) -> int:
-    return os.open(name, flags | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 def local_addresses(peers: Iterable[str]) -> frozenset[str]:

@@ -9,6 +9,8 @@ import os
 import stat
 import struct
 
+from pytools import directories
+
 _NOTE, _BUILD_ID = 4, 3  # PT_NOTE, NT_GNU_BUILD_ID
 _PROGRAM_HEADER_BYTES, _MOST_NOTES_BYTES = 56, 1 << 16
 
@@ -19,7 +21,7 @@ def build_id(path: str) -> str:
     Whoever started a process chose the file: it may be no library, and no file.
     """
     try:
-        with open(path, "rb", opener=_without_waiting) as file:
+        with open(path, "rb", opener=directories.without_waiting) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 return ""
             header = file.read(64)
@@ -40,10 +42,6 @@ def build_id(path: str) -> str:
     except (OSError, ValueError, OverflowError, struct.error):  # no such place in any file, for one
         pass
     return ""
-
-
-def _without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _in_notes(notes: bytes) -> str:

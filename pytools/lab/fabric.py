@@ -209,11 +209,6 @@ class Lab:
         """Let packets from one host to another take longer over one rail, by a fixed time, and not the way back.
 
         Each packet passes a process, so this is for probes and light traffic. It lowers the time to live by one more.
-
-        Args:
-            rail: Which rail.
-            source, destination: From which host to which.
-            extra_us: By how much.
         """
         device, extra_ns = faults.longer_way(self.spec, rail, source, destination, extra_us)
         words = device, str(extra_ns)

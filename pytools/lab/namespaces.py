@@ -60,12 +60,7 @@ def names() -> list[str]:
 
 
 def set_sysctls(name: str, values: Mapping[str, int]) -> None:
-    """Write settings of one namespace.
-
-    Args:
-        name: The namespace.
-        values: Value by path below /proc/sys/net.
-    """
+    """Write settings of one namespace, by path below /proc/sys/net."""
     with inside(name):
         for path, value in values.items():
             try:

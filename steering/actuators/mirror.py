@@ -103,14 +103,7 @@ class Mirror:
         )
 
     def follow(self, objects: Objects, views: Collection[View], targets: Collection[Steered], form: Form) -> list[str]:
-        """Make everything as it shall be; what could not be done.
-
-        Args:
-            objects: What the kernel has.
-            views: What has to be passed on.
-            targets: All targets.
-            form: In which form.
-        """
+        """Make everything as it shall be; what could not be done."""
         failed: list[str] = []
         self.made.clear()
         if form != self.form:

@@ -167,10 +167,6 @@ class Overlay(Closing):
         What of ours somebody has just deleted, as systemd-networkd does when it starts, is made again first. Returns
         what is in force once the kernel has acknowledged all of it.
 
-        Args:
-            target: One of those found.
-            wanted: By the ids of its members.
-
         Raises SwerveError if nothing was changed, and why.
         """
         try:

@@ -38,11 +38,7 @@ class Holding:
 
 
 class Holdings:
-    """All of them.
-
-    Args:
-        policy: The policy.
-    """
+    """All of them."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy

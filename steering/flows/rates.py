@@ -145,11 +145,7 @@ class _Track:
 
 
 class FlowRates:
-    """All connections that are heard of.
-
-    Args:
-        capacity: So many are remembered at most.
-    """
+    """All connections that are heard of."""
 
     def __init__(self, capacity: int = 8192) -> None:
         self._capacity = capacity

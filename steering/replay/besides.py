@@ -60,12 +60,7 @@ class RecordedBonds:
 
 
 class Besides:
-    """What a dry run would have told.
-
-    Args:
-        policy: The policy.
-        engine: Has the evidence.
-    """
+    """What a dry run would have told."""
 
     def __init__(self, policy: Policy, engine: Engine) -> None:
         managed = policy.manage.destinations

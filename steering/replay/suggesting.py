@@ -83,11 +83,7 @@ def _p99(classes: Counter[int]) -> float:
 
 
 class Survey:
-    """What was measured on healthy paths while a policy was played.
-
-    Args:
-        policy: Its thresholds are surveyed.
-    """
+    """What was measured on healthy paths while a policy was played."""
 
     def __init__(self, policy: Policy) -> None:
         self.counts: dict[tuple[str, Path], Counts] = {}

@@ -103,10 +103,6 @@ def inputs(program: Mapping[str, Any], bpf_dir: str, package: str) -> Inputs:
 def compiler(named: Iterable[str], package: str) -> dict[str, Any]:
     """What compiles here, and the headers that go in.
 
-    Args:
-        named: Headers that our sources include.
-        package: Where bcc is.
-
     Raises FileNotFoundError if something is missing; its file name is what.
     """
     if not package:

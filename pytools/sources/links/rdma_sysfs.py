@@ -62,11 +62,7 @@ class Port:
 
 
 class Sysfs:
-    """Reads RDMA ports.
-
-    Args:
-        root: Where the devices are listed.
-    """
+    """Reads RDMA ports."""
 
     def __init__(self, root: Path = SYSFS) -> None:
         self._root = root

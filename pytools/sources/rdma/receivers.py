@@ -36,11 +36,7 @@ class _Device:
 
 
 class NotReady:
-    """Counters of receivers that were not ready, by device.
-
-    Args:
-        root: Where the devices are listed.
-    """
+    """Counters of receivers that were not ready, by device."""
 
     def __init__(self, root: Path = SYSFS) -> None:
         self._root = root
@@ -88,11 +84,7 @@ class NotReady:
 
 
 class Receivers:
-    """What is known of the other ends.
-
-    Args:
-        not_ready: The ports' counters.
-    """
+    """What is known of the other ends."""
 
     def __init__(self, not_ready: NotReady) -> None:
         self._not_ready = not_ready

@@ -27,11 +27,7 @@ _UNJUDGED: Final = ("no_demand", "unknown")
 
 
 class Reports:
-    """Makes the signals.
-
-    Args:
-        host: This host's name.
-    """
+    """Makes the signals."""
 
     def __init__(self, host: str, watch: Watch) -> None:
         self._host, self._watch = host, watch

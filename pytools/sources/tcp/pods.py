@@ -69,11 +69,7 @@ def unit(path: str) -> str:
 
 
 class Pods:
-    """Names by UID of the pod and by identifier of the container.
-
-    Args:
-        root: Where the directories are looked for.
-    """
+    """Names by UID of the pod and by identifier of the container."""
 
     def __init__(self, root: Path = Path("/")) -> None:
         self.refused = 0  # entries and files that were not as they should be
