@@ -1,6 +1,6 @@
 """What tells one build of a library from another: the identifier that the linker puts in, a digest of the content.
 
-Standard library only; any thread.
+Any thread.
 """
 
 from __future__ import annotations
