@@ -69,13 +69,13 @@ _ROOT.addHandler(_ToStderr())
 _ROOT.propagate = False
 
 
-def to_journal(stream: TextIO, environment: Mapping[str, str] = os.environ) -> bool:
+def to_journal(stream: TextIO) -> bool:
     """Whether the journal reads this very stream: a child that was given another one has the variable all the same."""
     try:
         found = os.fstat(stream.fileno())
     except (OSError, ValueError, AttributeError):
         return False
-    return environment.get("JOURNAL_STREAM") == f"{found.st_dev}:{found.st_ino}"
+    return os.environ.get("JOURNAL_STREAM") == f"{found.st_dev}:{found.st_ino}"
 
 
 def _value(value: object) -> str:

@@ -401,7 +401,7 @@ class ModelNetlink(Netlink):
 
     def __init__(self, kernel: ModelKernel) -> None:
         self.socket: Any = ModelSocket(kernel)
-        self.route_requests, self._counts, self._kernel = 0, False, kernel
+        self._counts, self._kernel = False, kernel
 
     def links(self) -> list[Link]:
         return [

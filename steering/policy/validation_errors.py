@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from pytools.units import RATE_UNITS, UNITS
-from pytools.yaml_reader import Location, Problem, Reader, dotted
+from pytools.yaml_reader import Location, Problem, Reader
 from steering.policy.conditions import SIGNALS, TREES
 from steering.policy.levels import CLAUSES
 from steering.policy.schema import described
@@ -28,9 +28,7 @@ def problem_of(fault: Mapping[str, Any], raw: Any, reader: Reader) -> Problem:
     at = _in_file((*fault["loc"], *context.get("at", ())), raw)
     if fault["type"] in ("union_tag_invalid", "union_tag_not_found") and isinstance(fault["input"], dict):
         at = (*at, "signal")
-    line = next((reader.lines[at[:n]] for n in range(len(at), -1, -1) if at[:n] in reader.lines), 1)
-    what, hint = _words(fault, context, at, raw)
-    return Problem(line, dotted(at), what, hint)
+    return reader.problem(at, *_words(fault, context, at, raw))
 
 
 def _in_file(loc: Location, raw: Any) -> Location:

@@ -28,16 +28,12 @@ class CgroupLink(Closing):
             self._fd = None
 
 
-def root(mounts: str | None = None) -> Path:
+def root() -> Path:
     """Where the version 2 hierarchy of control groups is mounted.
-
-    Args:
-        mounts: What /proc/self/mounts says; read from there unless given.
 
     Raises CapabilityError if it is mounted nowhere.
     """
-    text = Path("/proc/self/mounts").read_text() if mounts is None else mounts
-    for line in text.splitlines():
+    for line in Path("/proc/self/mounts").read_text().splitlines():
         fields = line.split()
         if len(fields) > 2 and fields[2] == "cgroup2":
             return Path(os.fsdecode(codecs.escape_decode(fields[1].encode())[0]))  # a space is written \040
@@ -46,13 +42,13 @@ def root(mounts: str | None = None) -> Path:
     )
 
 
-def attach(prog_fd: int, attach_type: int = syscall.SOCK_OPS, group: Path | None = None) -> CgroupLink:
-    """Have a program of this type (`syscall`) called for the sockets of a control group, the root unless given.
+def attach(prog_fd: int, attach_type: int = syscall.SOCK_OPS) -> CgroupLink:
+    """Have a program of this type (`syscall`) called for the sockets of the root control group.
 
     Raises CapabilityError if there is no version 2 hierarchy.
     Raises SwerveError if the kernel refuses.
     """
-    place = root() if group is None else group
+    place = root()
     try:
         target = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:

@@ -42,7 +42,7 @@ class Uprobe(Closing):
     """
 
     def __init__(self, prog_fd: int, path: str, offset: int, at_return: bool = False, pid: int = -1) -> None:
-        self.path, self.offset, self.at_return = path, offset, at_return
+        self.path, self.offset = path, offset
         self._fd = _open_event(path, offset, at_return, pid)
         try:
             fcntl.ioctl(self._fd, _SET_BPF, prog_fd)

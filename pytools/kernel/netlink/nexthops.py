@@ -30,20 +30,8 @@ _DEAD, _ONLINK, _LINKDOWN = 1, 4, 16  # RTNH_F_*
 _GROUP_KINDS: tuple[GroupKind, ...] = ("mpath", "resilient")
 _HEADER = struct.Struct("=BBBBI")  # struct nhmsg: family, scope, protocol, reserved, flags
 _NUMBER = struct.Struct("=I")
-_ID, _GROUP, _GROUP_TYPE, _BLACKHOLE, _OIF, _GATEWAY, _ENCAP_TYPE, _ENCAP, _FDB, _RES_GROUP = (
-    1,
-    2,
-    3,
-    4,
-    5,
-    6,
-    7,
-    8,
-    11,
-    12,
-)
+_ID, _GROUP, _GROUP_TYPE, _BLACKHOLE, _OIF, _GATEWAY, _ENCAP_TYPE, _ENCAP, _FDB = (*range(1, 9), 11)
 _GROUPS, _OP_FLAGS, _GROUP_STATS = 9, 14, 15
-_TICKS_PER_S = 100  # USER_HZ
 _GROUP_ENTRY = struct.Struct("=IBBH")  # id, weight - 1, high byte of the weight (6.12), reserved
 
 
@@ -126,15 +114,6 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class Resilience:
-    """How a resilient group moves flows; seconds."""
-
-    buckets: int
-    idle_s: float  # a bucket without a packet for so long may move
-    unbalanced_s: float  # any bucket moves after so long; 0: never
-
-
-@dataclass(frozen=True, slots=True)
 class NexthopGroup:
     """A nexthop group as the kernel has it."""
 
@@ -142,7 +121,6 @@ class NexthopGroup:
     members: tuple[Member, ...]
     kind: GroupKind
     protocol: int
-    resilience: Resilience | None = None  # of a resilient one
     body: bytes = field(default=b"", compare=False, repr=False)  # as the kernel wrote it
 
     @property
@@ -248,7 +226,7 @@ def group_of_body(body: bytes) -> NexthopGroup:
     )
     kind = _GROUP_KINDS[_integer(found.get(_GROUP_TYPE, b""))]
     protocol = _HEADER.unpack_from(body)[2]
-    return NexthopGroup(_integer(found[_ID]), members, kind, protocol, _resilience(found.get(_RES_GROUP)), body)
+    return NexthopGroup(_integer(found[_ID]), members, kind, protocol, body)
 
 
 def groups_request(op_flags: int = 0) -> bytes:
@@ -261,13 +239,6 @@ def _packets(statistics: bytes) -> dict[int, int]:
     """Packets by member; the counter is 4 or 8 bytes long, as large as its value asks."""
     entries = [dict(attributes(entry)) for _, entry in attributes(statistics)]
     return {_integer(entry[1]): _integer(entry[2]) for entry in entries if 2 in entry}
-
-
-def _resilience(told: bytes | None) -> Resilience | None:
-    if told is None:
-        return None
-    found = {name: _integer(value) for name, value in attributes(told)}
-    return Resilience(found[1], found[2] / _TICKS_PER_S, found[3] / _TICKS_PER_S)
 
 
 def _integer(value: bytes) -> int:

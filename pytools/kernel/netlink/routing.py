@@ -90,15 +90,11 @@ class Netlink(Closing):
         netns: A named namespace; the thread's own unless given. The socket stays there, the thread does not.
 
     Raises UsageError, CapabilityError if the namespace does not exist or may not be entered.
-
-    Attributes:
-        route_requests: How often it was asked to change routes: of these changes this process is told nothing.
     """
 
     def __init__(self, netns: str | None = None) -> None:
         with namespaces.inside(netns):
             self.socket = NetlinkSocket()
-        self.route_requests = 0
         self._counts = True  # until the kernel says that it cannot (before 6.9)
 
     def close(self) -> None:
@@ -241,14 +237,12 @@ class Netlink(Closing):
 
     def replace_route(self, route: Route) -> None:
         """Make a route, or change the one to the same destination with the same metric."""
-        self.route_requests += 1
         self.socket.change(route_message(route), _NEW_ROUTE, REPLACE | CREATE, f"replacing route {route.destination}")
 
     def del_route(self, route: Route) -> None:
         """Delete a route; every field that is given must fit."""
         message = route_message(route)
         message["scope"] = _ANY_SCOPE
-        self.route_requests += 1
         self.socket.change(message, _DEL_ROUTE, 0, f"deleting route {route.destination}")
 
     def route_get(
@@ -274,13 +268,11 @@ class Netlink(Closing):
         Neither ever takes another route's place: made is only what is not there, replaced only what is.
         """
         flags = REPLACE if replace else CREATE | EXCLUSIVE
-        self.route_requests += bool(bodies)
         return self.socket.change_bodies(bodies, _NEW_ROUTE, flags, "making a route")
 
     def drop_routes(self, routes: Sequence[Route]) -> list[NetlinkError | None]:
         """Delete many routes, as they were read; what became of each."""
         bodies = [remade(route.body) for route in routes]
-        self.route_requests += bool(bodies)
         return self.socket.change_bodies(bodies, _DEL_ROUTE, 0, "deleting a route")
 
     # ---- rules ----

@@ -72,8 +72,9 @@ def lines(
     return _framed(span, scale, drawn, unit, label, said, marks)
 
 
-def bars(span: Span, counts: Bars, kinds: Sequence[str], scale: Scale, label: str, said: Callable[[float], str],
-         marks: Sequence[Mark] = ()) -> Markup:  # fmt: skip
+def bars(
+    span: Span, counts: Bars, kinds: Sequence[str], scale: Scale, label: str, said: Callable[[float], str]
+) -> Markup:
     """Counts by kind, one on top of the other."""
     width = max(1.0, counts.slot_ns / span.length_ns * WIDTH)
     parts: dict[str, list[str]] = {kind: [] for kind in kinds}
@@ -94,7 +95,7 @@ def bars(span: Span, counts: Bars, kinds: Sequence[str], scale: Scale, label: st
         for style, kind in enumerate(kinds)
         if parts[kind]
     ]  # fmt: skip
-    return _framed(span, scale, drawn, "count", label, said, marks)
+    return _framed(span, scale, drawn, "count", label, said)
 
 
 def strip(span: Span, bands: Bands, said: Callable[[Span, str, int, int, str], str]) -> Markup:
@@ -137,7 +138,7 @@ def _sample(style: int, shape: str) -> Markup:
 
 def _framed(
     span: Span, scale: Scale, drawn: Sequence[Markup], unit: str, label: str, said: Callable[[float], str],
-    marks: Sequence[Mark],
+    marks: Sequence[Mark] = (),
 ) -> Markup:  # fmt: skip
     """Axes around a plot; the plot alone is stretched by a closer look."""
     height = scale.height
