@@ -193,10 +193,7 @@ class Frr:
 
 @contextlib.contextmanager
 def routed(lab: Lab, bfd: Bfd) -> Iterator[Frr]:
-    """Let FRR route between the hosts of a lab for a while.
-
-    Raises CapabilityError if it is not installed.
-    """
+    """Let FRR route between the hosts of a lab for a while. Raises CapabilityError if it is not installed."""
     if not available():
         raise CapabilityError("FRR is not installed", "apt-get install frr")
     clear(lab)

@@ -72,10 +72,7 @@ def duration_yaml(ns: int) -> str:
 
 
 def parse_rate(text: object) -> int:
-    """Bits per second in a rate such as `10mbit`.
-
-    Raises ValueError if it is not a string of a number and a unit.
-    """
+    """Bits per second in a rate such as `10mbit`. Raises ValueError if it is not a string of a number and a unit."""
     return _parse(text, "rate", SCHEMA_RATE, RATE_UNITS)
 
 
@@ -93,10 +90,7 @@ def rate_yaml(bps: int) -> str:
 
 
 def parse_size(text: object) -> int:
-    """Bytes in a size such as `64MiB`.
-
-    Raises ValueError if it is not a string of a number and a unit.
-    """
+    """Bytes in a size such as `64MiB`. Raises ValueError if it is not a string of a number and a unit."""
     return _parse(text, "size", _SIZE, SIZE_UNITS)
 
 

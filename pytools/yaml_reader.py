@@ -44,10 +44,7 @@ class NotYamlError(ValueError):
 
 
 def decoded(data: bytes) -> str:
-    """The text of a file.
-
-    Raises NotYamlError if it is not UTF-8.
-    """
+    """The text of a file. Raises NotYamlError if it is not UTF-8."""
     try:
         return data.decode()
     except UnicodeDecodeError as error:

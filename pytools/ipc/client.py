@@ -61,10 +61,7 @@ class Connection(Generic[_Told], Closing):
         self.want(types)
 
     def want(self, types: frozenset[str] | None) -> None:
-        """From now on these types.
-
-        Raises UsageError if a type does not exist.
-        """
+        """From now on these types. Raises UsageError if a type does not exist."""
         check_types(types)
         asked = Subscribe(None if types is None else sorted(types), self._coarse)
         self._send(msgspec.json.encode(asked) + b"\n")
@@ -88,10 +85,7 @@ class Connection(Generic[_Told], Closing):
         return signals
 
     def next(self, timeout_s: float | None = None) -> _Told | None:
-        """The next signal, or None when none came in time.
-
-        Raises AgentGoneError if the agent closed the connection.
-        """
+        """The next signal, or None when none came in time. Raises AgentGoneError if the agent closed the connection."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not self._ready:
             if self._gone:
@@ -106,10 +100,7 @@ class Connection(Generic[_Told], Closing):
         return self._ready.popleft()
 
     def within(self, timeout_s: float) -> Iterator[_Told]:
-        """Signals as they arrive, until the time is over.
-
-        Raises AgentGoneError if the agent closed the connection.
-        """
+        """Signals as they arrive, until the time is over. Raises AgentGoneError if the agent closed the connection."""
         deadline = time.monotonic() + timeout_s
         while (left_s := deadline - time.monotonic()) > 0:
             signal = self.next(left_s)

@@ -116,10 +116,7 @@ def program(instructions: Sequence[Instruction], kind: int = _SCHED_CLS, attach:
 
 @contextlib.contextmanager
 def loaded(instructions: Sequence[Instruction], kind: int = _SCHED_CLS, attach: int = 0) -> Iterator[int]:
-    """Load a program for a while: its descriptor.
-
-    Raises OSError if the kernel refuses it.
-    """
+    """Load a program for a while: its descriptor. Raises OSError if the kernel refuses it."""
     code = b"".join(
         struct.pack("<BBhi", op, source << 4 | destination, offset, immediate)
         for op, destination, source, offset, immediate in instructions

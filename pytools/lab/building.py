@@ -54,10 +54,7 @@ _RAIL = {
 
 
 def require_privileges() -> None:
-    """Refuse early, before anything is made.
-
-    Raises CapabilityError unless run as root.
-    """
+    """Refuse early, before anything is made. Raises CapabilityError unless run as root."""
     if os.geteuid() != 0:
         raise CapabilityError("a lab needs network namespaces of its own", "run as root")
 

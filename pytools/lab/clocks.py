@@ -247,10 +247,7 @@ def save(clock: VirtualClock, path: Path) -> None:
 
 
 def load(path: Path) -> VirtualClock:
-    """Read a clock.
-
-    Raises UsageError if there is none, or a value in it does not fit.
-    """
+    """Read a clock. Raises UsageError if there is none, or a value in it does not fit."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=VirtualClock)
     except OSError as error:

@@ -81,10 +81,7 @@ class Lab:
 
     @classmethod
     def open(cls, name: str) -> Self:
-        """A lab that is up.
-
-        Raises UsageError if there is none of this name, or what it was made with is lost.
-        """
+        """A lab that is up. Raises UsageError if there is none of this name, or what it was made with is lost."""
         return cls(state.recall(name))
 
     def __enter__(self) -> Self:
@@ -296,10 +293,7 @@ class Lab:
     # ---- clocks ----
 
     def clock(self, host: Host | int) -> VirtualClock:
-        """The clock of a host: what its stamps are made with.
-
-        Raises UsageError if the lab was made without clocks.
-        """
+        """The clock of a host: what its stamps are made with. Raises UsageError if the lab was made without clocks."""
         return timekeeping.clock_of(self._host(host))
 
     def step_clock(self, host: Host | int, step_ns: int) -> int:

@@ -39,10 +39,7 @@ def wanted(hosts: int, asked: int | Sequence[VirtualClock] | None) -> list[Virtu
 
 
 def clock_of(host: Host) -> VirtualClock:
-    """A host's clock.
-
-    Raises UsageError if it has none of its own.
-    """
+    """A host's clock. Raises UsageError if it has none of its own."""
     if not file_of(host).exists():
         raise UsageError(f"{host.netns} has no clock of its own", "`swerve lab up --clocks SEED` gives each host one")
     return clocks.load(file_of(host))

@@ -130,10 +130,7 @@ def check_shape(rate_bit_s: int | None, queue_bytes: int) -> None:
 
 
 def parse_rate(text: str) -> int | None:
-    """Bits per second of `100mbit`, `1.5gbit`, …; None of `none`.
-
-    Raises UsageError if it is neither.
-    """
+    """Bits per second of `100mbit`, `1.5gbit`, …; None of `none`. Raises UsageError if it is neither."""
     if text.lower() == "none":
         return None
     try:

@@ -103,10 +103,7 @@ def _tools() -> list[Check]:
 
 
 def _compiler() -> str:
-    """What compiles programs here.
-
-    Raises SwerveError if nothing does.
-    """
+    """What compiles programs here. Raises SwerveError if nothing does."""
     from pytools.kernel.bpf import cache_key, compiler_client
 
     asked = compiler_client.Program("probe.c", ()).request
@@ -277,9 +274,6 @@ def _configured(name: str | None, config: Path | None) -> str:
 
 
 def served(name: str | None) -> str:
-    """The socket on which an agent answers.
-
-    Raises SwerveError if none does.
-    """
+    """The socket on which an agent answers. Raises SwerveError if none does."""
     with Client(directories.agent_socket(name), frozenset()):
         return str(directories.agent_socket(name))

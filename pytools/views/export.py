@@ -21,10 +21,7 @@ _LOOK_S = 0.5  # how soon a closed pipe is noticed while there is nothing to wri
 
 
 def write(signals: Iterable[AnySignal], out: BinaryIO) -> None:
-    """Write one line per signal, and flush once.
-
-    Raises BrokenPipeError if the reader is gone.
-    """
+    """Write one line per signal, and flush once. Raises BrokenPipeError if the reader is gone."""
     lines = [encode(signal) + b"\n" for signal in signals]
     if lines:
         out.write(b"".join(lines))

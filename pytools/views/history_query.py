@@ -74,10 +74,7 @@ def signals(lines: Iterable[bytes], told: Read) -> Iterator[AnySignal]:
 
 
 def recorded(directory: Path, wanted: Wanted, told: Read) -> Iterator[bytes]:
-    """What the flight recorder has of it.
-
-    Raises SwerveError if there is no recording, or it may not be read.
-    """
+    """What the flight recorder has of it. Raises SwerveError if there is no recording, or it may not be read."""
     at_any_time = replace(wanted, since_ns=0, until_ns=FOR_EVER)  # the reader looks at the times
     return passing(reader.lines(directory, wanted.since_ns, wanted.until_ns, told), at_any_time, told)
 

@@ -118,10 +118,7 @@ class Background(Generic[T]):
         return not self._thread.is_alive()
 
     def result(self) -> T:
-        """What it returned, once it is done.
-
-        Raises SwerveError if it failed.
-        """
+        """What it returned, once it is done. Raises SwerveError if it failed."""
         self._thread.join()
         if not self._results:
             raise self._error

@@ -60,10 +60,7 @@ def load(path: Path, scope: str) -> tuple[Selected, ...]:
 
 
 def save(path: Path, scope: str, selected: Iterable[Selected]) -> None:
-    """Remember these, and nothing else.
-
-    Raises OSError if they cannot be written.
-    """
+    """Remember these, and nothing else. Raises OSError if they cannot be written."""
     kept = tuple(selected)
     if kept:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -59,10 +59,7 @@ class FlowActing(Closing):
         self._skipped: dict[Target, str] = {}  # of which it was said that their flows cannot be told apart
 
     def open(self) -> None:
-        """Load the kernel's part.
-
-        Raises SwerveError if the kernel takes no such program.
-        """
+        """Load the kernel's part. Raises SwerveError if the kernel takes no such program."""
         self._use(self._load())
 
     def prepare(self) -> bool:

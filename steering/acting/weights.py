@@ -144,10 +144,7 @@ class Acting:
             self._output.say(f"the journal cannot be written: {why}")
 
     def take_back(self, why: str) -> None:
-        """Take everything back, and note and publish it.
-
-        Raises SwerveError if the kernel refuses.
-        """
+        """Take everything back, and note and publish it. Raises SwerveError if the kernel refuses."""
         decided = time.monotonic_ns()
         self._overlay.off()
         self.note_undone(why, decided)

@@ -61,10 +61,7 @@ class Places:
         return count <= len(self._free)
 
     def take(self, flows: Sequence[FlowKey], hashes: Sequence[int]) -> list[Place]:
-        """Places for flows that have none: for all of them or for none.
-
-        Raises RefusedError if there is no room.
-        """
+        """Places for flows that have none: for all of them or for none. Raises RefusedError if there is no room."""
         if not self.room_for(len(flows)):
             raise RefusedError(
                 f"{len(flows)} more flows cannot be steered: {len(self)} of {self._capacity} are already", _MAKE_ROOM

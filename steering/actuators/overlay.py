@@ -217,10 +217,7 @@ class Overlay(Closing):
             raise
 
     def off(self) -> list[str]:
-        """Delete our rules, whatever is in force; what was deleted.
-
-        Raises NetlinkError if the kernel refuses.
-        """
+        """Delete our rules, whatever is in force; what was deleted. Raises NetlinkError if the kernel refuses."""
         deleted = switch_off(self._netlink)
         self._rules.forget()
         self.held = False

@@ -46,10 +46,7 @@ class Switch:
         return list(self._on)
 
     def put(self, key: ViewKey, view: View | None) -> None:
-        """Have the rules of a view; none where none is given.
-
-        Raises NetlinkError if the kernel refuses.
-        """
+        """Have the rules of a view; none where none is given. Raises NetlinkError if the kernel refuses."""
         wanted = self._wanted(view) if view is not None else []
         have = self._on.get(key, [])
         fresh = [body for body in wanted if rule_of(body) not in map(rule_of, have)]
@@ -106,10 +103,7 @@ class TableUsers:
 
 
 def refuse(views: Iterable[View], users: TableUsers, rules: Iterable[Rule], priority: int | None) -> None:
-    """Refuse to start where others use our numbers.
-
-    Raises RefusedError if they do, and who.
-    """
+    """Refuse to start where others use our numbers. Raises RefusedError if they do, and who."""
     for view in views:
         if why := users.of(view):
             raise RefusedError(why, "set manage.table in the policy to a free number")

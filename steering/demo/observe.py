@@ -94,10 +94,7 @@ class AgentListener(Generic[_Heard]):
             time.sleep(0.01)
 
     def take(self) -> _Heard:
-        """What was heard since the last call.
-
-        Raises SwerveError if an agent went away.
-        """
+        """What was heard since the last call. Raises SwerveError if an agent went away."""
         if self._failure is not None:
             raise self._failure
         with self._lock:

@@ -58,10 +58,7 @@ class Pod:
 
     @property
     def capabilities(self) -> list[str]:
-        """Those that are added, all others being dropped.
-
-        Raises ValueError if the others are not dropped.
-        """
+        """Those that are added, all others being dropped. Raises ValueError if the others are not dropped."""
         if self.rights["capabilities"]["drop"] != ["ALL"]:
             raise ValueError(f"not all others are dropped: {self.rights['capabilities']}")
         return [f"CAP_{name}" for name in self.rights["capabilities"]["add"]]

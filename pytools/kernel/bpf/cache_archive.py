@@ -100,10 +100,7 @@ class Manifest(_Strict, frozen=True):
 
 
 def entry_of(body: bytes) -> Entry:
-    """What an entry says.
-
-    Raises ValueError if it is none.
-    """
+    """What an entry says. Raises ValueError if it is none."""
     try:
         return msgspec.json.decode(body, type=Entry)
     except (msgspec.DecodeError, RecursionError) as error:
@@ -128,10 +125,7 @@ def _member(name: str, body: bytes) -> bytes:
 
 
 def write(out: Path, entries: Mapping[str, bytes]) -> int:
-    """Write a new archive; returns its size.
-
-    Raises UsageError if the file is there already, or cannot be made.
-    """
+    """Write a new archive; returns its size. Raises UsageError if the file is there already, or cannot be made."""
     content = packed(entries)
     try:
         with out.open("xb") as file:
@@ -210,10 +204,7 @@ def is_entry(body: bytes) -> bool:
 
 
 def unpacked(content: bytes) -> dict[str, bytes]:
-    """What `packed` was given.
-
-    Raises ValueError if it did not make this, and why.
-    """
+    """What `packed` was given. Raises ValueError if it did not make this, and why."""
     if len(content) > MOST_BYTES:
         _refuse(f"it has more than {MOST_BYTES} bytes")
     members = _members(content)

@@ -155,10 +155,7 @@ def _closure(roots: Iterable[str], top: Path, places: Sequence[Path]) -> tuple[d
 
 
 def _library(name: str) -> Path:
-    """Where the dynamic linker finds a library.
-
-    Raises FileNotFoundError if it does not.
-    """
+    """Where the dynamic linker finds a library. Raises FileNotFoundError if it does not."""
     asked = [Path(each) for each in os.environ.get("LD_LIBRARY_PATH", "").split(":") if each]
     usual = [Path(top, each) for top in ("/usr/local", "/usr") for each in (f"lib/{_multiarch()}", "lib64", "lib")]
     for place in (*asked, *usual):

@@ -29,10 +29,7 @@ class CgroupLink(Closing):
 
 
 def root() -> Path:
-    """Where the version 2 hierarchy of control groups is mounted.
-
-    Raises CapabilityError if it is mounted nowhere.
-    """
+    """Where the version 2 hierarchy of control groups is mounted. Raises CapabilityError if it is mounted nowhere."""
     for line in Path("/proc/self/mounts").read_text().splitlines():
         fields = line.split()
         if len(fields) > 2 and fields[2] == "cgroup2":

@@ -69,10 +69,7 @@ def has_bcc() -> bool:
 
 
 def interpreter() -> str:
-    """A Python that can import bcc: this one, or the distribution's.
-
-    Raises CapabilityError if neither can.
-    """
+    """A Python that can import bcc: this one, or the distribution's. Raises CapabilityError if neither can."""
     if not bcc_package():
         raise CapabilityError("no Python here can import bcc", "apt-get install python3-bpfcc")
     return sys.executable if sys.executable and has_bcc() else _OTHER

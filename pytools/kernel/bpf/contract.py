@@ -24,10 +24,7 @@ def _numbers() -> dict[str, int]:
 
 
 def constant(name: str) -> int:
-    """A number that is defined by a macro or an enum.
-
-    Raises SwerveError if it is not defined.
-    """
+    """A number that is defined by a macro or an enum. Raises SwerveError if it is not defined."""
     if name not in _numbers():
         raise SwerveError(f"bpf/swerve.h does not define {name}", "install swerve again")
     return _numbers()[name]

@@ -227,10 +227,7 @@ _LOOKUP_AND_DELETE = 21
 
 
 def push(queue_fd: int, value: int) -> None:
-    """Put in a number of 32 bits.
-
-    Raises SwerveError if the queue is full.
-    """
+    """Put in a number of 32 bits. Raises SwerveError if the queue is full."""
     buffer = ctypes.create_string_buffer(struct.pack("<I", value), 4)
     try:
         syscall.bpf(syscall.MAP_UPDATE_ELEM, struct.pack("<IIQQQ", queue_fd, 0, 0, syscall.address(buffer), 0))

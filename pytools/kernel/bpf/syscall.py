@@ -30,10 +30,7 @@ _RUN_TIME_OFFSET = 192  # of run_time_ns, run_cnt in struct bpf_prog_info
 
 
 def bpf(command: int, attributes: bytes) -> int:
-    """Make the call; returns what the kernel returns.
-
-    Raises OSError with the kernel's errno.
-    """
+    """Make the call; returns what the kernel returns. Raises OSError with the kernel's errno."""
     buffer = ctypes.create_string_buffer(attributes, len(attributes))
     return call(command, buffer, len(attributes))
 

@@ -42,10 +42,7 @@ class Subflow:
 
 
 class PathManager(Closing):
-    """Asks for subflows.
-
-    Raises SwerveError if the kernel has no MPTCP, or no socket diagnostics.
-    """
+    """Asks for subflows. Raises SwerveError if the kernel has no MPTCP, or no socket diagnostics."""
 
     def __init__(self) -> None:
         self._socket = NetlinkSocket(_NETLINK_GENERIC)
@@ -65,10 +62,7 @@ class PathManager(Closing):
         self._socket.close()
 
     def subflows(self) -> Iterator[Subflow]:
-        """All over IPv4 that send or receive.
-
-        Raises SwerveError if the kernel refuses.
-        """
+        """All over IPv4 that send or receive. Raises SwerveError if the kernel refuses."""
         for each in self._diagnostics.sockets():
             if each.mptcp is not None and each.family == socket.AF_INET and each.remote_port:
                 ends = each.local, each.local_port, each.remote, each.remote_port

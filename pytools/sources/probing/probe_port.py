@@ -50,10 +50,7 @@ class ProbePort:
         self._sockets: dict[udp.Family, socket.socket] = {}
 
     def open(self, families: Iterable[udp.Family]) -> None:
-        """Hold the port in these address families too.
-
-        Raises SwerveError if the port cannot be had.
-        """
+        """Hold the port in these address families too. Raises SwerveError if the port cannot be had."""
         for family in families:
             if family not in self._sockets:
                 self._sockets[family] = sock = udp.open_socket(family, self._port)

@@ -59,10 +59,7 @@ def encode(batch: Batch) -> bytes:
 
 
 def decode(payload: bytes) -> Batch:
-    """The batch in a payload.
-
-    Raises BadBatchError if it is not one, from beginning to end.
-    """
+    """The batch in a payload. Raises BadBatchError if it is not one, from beginning to end."""
     if len(payload) < _HEADER.size:
         raise BadBatchError("too short")
     magic, version, tcp_rate, udp_rate, flow_count, sample_count = _HEADER.unpack_from(payload)
@@ -105,10 +102,7 @@ def encode_ask(lease_ns: int) -> bytes:
 
 
 def decode_ask(payload: bytes) -> int:
-    """For how long batches are asked for.
-
-    Raises BadBatchError if it is no such request.
-    """
+    """For how long batches are asked for. Raises BadBatchError if it is no such request."""
     if len(payload) != _ASK.size:
         raise BadBatchError("wrong length")
     magic, version, lease_ns = _ASK.unpack(payload)

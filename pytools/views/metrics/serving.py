@@ -192,10 +192,7 @@ class ModelCollector(Collector):
 
 
 def serve(path: Path, instance: str, address: Address) -> None:
-    """Serve metrics until SIGTERM or an interrupt.
-
-    Raises SwerveError if the address cannot be had.
-    """
+    """Serve metrics until SIGTERM or an interrupt. Raises SwerveError if the address cannot be had."""
     model, lock, stop = Model(), threading.Lock(), threading.Event()
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)  # what this process costs

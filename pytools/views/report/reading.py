@@ -77,10 +77,7 @@ def check_out(out: Path) -> None:
 
 
 def recorded(wanted: Asked) -> Report:
-    """A report of files, or of the flight recorder.
-
-    Raises SwerveError if one cannot be read.
-    """
+    """A report of files, or of the flight recorder. Raises SwerveError if one cannot be read."""
     told, gathering = Read(), Gathering()
     choice = Wanted(TYPES, since_ns=wanted.since_ns, until_ns=wanted.until_ns)
     sources = [history_query.of(file, None, choice, told) for file in wanted.files]
@@ -114,10 +111,7 @@ def live(
     clock: Callable[[], float] = time.monotonic,
     wait: Callable[[float], None] = time.sleep,
 ) -> Report:
-    """A report of what an agent tells within the next seconds.
-
-    Raises AgentGoneError if the agent ends meanwhile.
-    """
+    """A report of what an agent tells within the next seconds. Raises AgentGoneError if the agent ends meanwhile."""
     gathering, until_s = Gathering(), clock() + seconds
     while (left_s := until_s - clock()) > 0:
         wait(min(left_s, _LOT_S))
@@ -150,10 +144,7 @@ def summary(report: Report, out: Path, size_bytes: int, as_json: bool) -> str:
 
 
 def write(report: Report, out: Path) -> int:
-    """Write the page, whole or not at all; returns its size in bytes.
-
-    Raises SwerveError if it cannot be written.
-    """
+    """Write the page, whole or not at all; returns its size in bytes. Raises SwerveError if it cannot be written."""
     data = page.page(report, lambda at: at.astimezone()).encode("utf-8", "replace")
     if str(out) == "-":
         sys.stdout.buffer.write(data)
