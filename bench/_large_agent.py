@@ -21,7 +21,8 @@ sys.path[:0] = [str(ROOT / "tests")]
 import samples  # noqa: E402
 
 from pytools.errors import SwerveError  # noqa: E402
-from pytools.ipc.bus import Bus, Server  # noqa: E402
+from pytools.ipc.bus import Bus  # noqa: E402
+from pytools.ipc.server import Server  # noqa: E402
 from pytools.signals import AnySignal, GroupMember, NexthopGroup, PathDelay, ProbeSamples, TcpFlow, TcpPath  # noqa: E402
 from pytools.signals import Path as Way  # noqa: E402
 

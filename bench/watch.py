@@ -31,7 +31,8 @@ sys.path[:0] = [str(ROOT / "tests")]
 import samples  # noqa: E402
 
 from pytools import directories  # noqa: E402
-from pytools.ipc.bus import Bus, Client, Server  # noqa: E402
+from pytools.ipc.bus import Bus, Client  # noqa: E402
+from pytools.ipc.server import Server  # noqa: E402
 from pytools.signals import decode  # noqa: E402
 
 LOT_S = 0.005

@@ -10,9 +10,9 @@ from typing import TypeVar
 import samples
 from support import wait_until
 
-from pytools.ipc.bus import Bus, Client, Server
+from pytools.ipc.bus import Bus, Client
 from pytools.ipc.client import LineClient
-from pytools.ipc.readers import ReadServer
+from pytools.ipc.server import ReadServer, Server
 
 _Made = TypeVar("_Made")
 

@@ -21,7 +21,8 @@ import samples
 import support
 
 from pytools import directories
-from pytools.ipc.bus import Bus, Server
+from pytools.ipc.bus import Bus
+from pytools.ipc.server import Server
 from pytools.kernel.leftovers import is_our_nexthop, is_our_rule
 from pytools.kernel.netlink.routing import Netlink, NexthopGroup
 from pytools.lab import Lab

@@ -27,9 +27,9 @@ from pytools.closing import Closing
 from pytools.config import AgentConfig, key_of
 from pytools.errors import CapabilityError, SwerveError
 from pytools.estimators.offsets import Offset
-from pytools.ipc.bus import Bus, Server
+from pytools.ipc.bus import Bus
 from pytools.ipc.map_lending import Lender
-from pytools.ipc.readers import ReadServer, readers_group
+from pytools.ipc.server import ReadServer, Server, readers_group
 from pytools.kernel import low_ports, netns, privileges
 from pytools.kernel.bpf import attach, loader, syscall
 from pytools.kernel.netlink.routing import Netlink

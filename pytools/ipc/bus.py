@@ -12,11 +12,10 @@ from collections.abc import Callable
 from typing import Final
 
 from pytools.ipc.client import AgentGoneError, Client
-from pytools.ipc.server import Server
 from pytools.ipc.wire import TAGS, TYPES, URGENT, check_types
 from pytools.signals import AnySignal, encode
 
-__all__ = ["TYPES", "AgentGoneError", "Bus", "Client", "Server", "Subscription"]
+__all__ = ["TYPES", "AgentGoneError", "Bus", "Client", "Subscription"]
 
 
 class Published:

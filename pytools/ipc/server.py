@@ -8,19 +8,20 @@ client, counted, and the client is told how many it missed.
 from __future__ import annotations
 
 import contextlib
+import grp
 import os
 import selectors
 import socket
-from collections.abc import Callable
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
 from pytools.closing import Closing
 from pytools.errors import UsageError
+from pytools.ipc.bus import Bus, Published
 from pytools.ipc.outbox import Outbox
-from pytools.ipc.socket_files import Listener, peer
+from pytools.ipc.socket_files import Listener, in_group, peer
 from pytools.ipc.wire import (
     CHUNK_BYTES,
     LINE_BYTES,
@@ -35,39 +36,14 @@ from pytools.ipc.wire import (
     is_detail,
     is_pressing,
 )
-from pytools.signals import UNREADABLE, AnySignal, PathDelay
+from pytools.signals import UNREADABLE, PathDelay
 
 CLIENTS: Final = 64
 _HELD_BYTES: Final = 1 << 20
+READERS: Final = 16  # at once
+READERS_GROUP: Final = "swerve-metrics"
+_READERS_LINES: Final = 64  # that one may send
 _SO_SNDBUFFORCE: Final = 32  # beyond net.core.wmem_max: whoever attaches programs has CAP_NET_ADMIN
-
-
-class Encoded(Protocol):
-    """One published signal, encoded once however many clients want it."""
-
-    @property
-    def signal(self) -> AnySignal:
-        """As it was published."""
-
-    @property
-    def tag(self) -> str:
-        """Its type."""
-
-    def line(self) -> bytes:
-        """The signal as one line, newline included."""
-
-
-class Publisher(Protocol):
-    """What the server needs of a bus."""
-
-    def publish(self, signal: AnySignal) -> None:
-        """Hand a signal on."""
-
-    def add(self, reader: object, types: frozenset[str] | None, offer: Callable[[Encoded], None]) -> None:
-        """Offer this reader each signal of these types."""
-
-    def remove(self, reader: object) -> None:
-        """Offer it no more."""
 
 
 class _Connection:
@@ -82,7 +58,7 @@ class _Connection:
         self._writing = False
         self._closed = False
 
-    def offer(self, published: Encoded) -> None:
+    def offer(self, published: Published) -> None:
         """Send a signal, or count it as missed."""
         line, urgent = published.line(), published.tag in URGENT
         # Once it has missed something a client is served again when half its queue is empty: a few long gaps,
@@ -101,7 +77,7 @@ class _Connection:
         if urgent and is_pressing(published.signal):
             self.flush(urgent_only=self._out.behind)
 
-    def offer_coarse(self, published: Encoded) -> None:
+    def offer_coarse(self, published: Published) -> None:
         """The same, but for details; until the first long window short ones pass, which are there sooner."""
         signal = published.signal
         if is_detail(signal, self._server.long_window_ns):
@@ -254,7 +230,7 @@ class Server(Closing):
     most_lines = 1 << 62
     _mode, _counted = 0o600, "bus_"
 
-    def __init__(self, bus: Publisher, path: Path, queue_bytes: int = QUEUE_BYTES, long_window_ns: int = 0) -> None:
+    def __init__(self, bus: Bus, path: Path, queue_bytes: int = QUEUE_BYTES, long_window_ns: int = 0) -> None:
         self._bus = bus
         self.queue_bytes, self.long_window_ns = queue_bytes, long_window_ns
         self._dropped = self._dropped_urgent = 0  # urgent ones are in both
@@ -353,3 +329,45 @@ def _enlarge(sock: socket.socket) -> None:
     """
     with contextlib.suppress(OSError):
         sock.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, _HELD_BYTES)
+
+
+class ReadServer(Server):
+    """Serves a bus for reading only, also to a group: who reads metrics needs no right to steer.
+
+    Such a client subscribes; what it publishes is refused with an error, counted, and ends its connection. It has
+    places and a bound on what it sends of its own, so that it keeps nobody from the other socket.
+
+    Args:
+        bus: Where signals come from.
+        path: The socket. Any user may connect to it; who is not root, the agent's user, or in the group is shown out.
+        group: The group that may read; None for nobody else.
+        long_window_ns: Shorter windows of a path are details.
+
+    Raises SwerveError as `Listener` does.
+    """
+
+    publishes = False
+    most_lines = _READERS_LINES
+    _mode, _counted = 0o666, "bus_readers_"
+
+    def __init__(self, bus: Bus, path: Path, group: int | None, long_window_ns: int = 0) -> None:
+        self._group = group
+        super().__init__(bus, path, long_window_ns=long_window_ns)
+
+    def drops(self) -> dict[str, int]:
+        """The same of the readers, and what they tried to publish."""
+        return super().drops() | {"bus_readers_published": self._not_published}
+
+    def _objection(self, sock: socket.socket) -> str:
+        member = self._group is not None and in_group(sock, self._group)
+        if not member and peer(sock)[1] not in (0, os.geteuid()):
+            return f"only root, user {os.geteuid()} and members of the group {READERS_GROUP} may connect"
+        return self._full(READERS)
+
+
+def readers_group() -> int | None:
+    """The group whose members may read signals; None when this host has no such group."""
+    try:
+        return grp.getgrnam(READERS_GROUP).gr_gid
+    except KeyError:
+        return None

@@ -20,8 +20,9 @@ from serving import Served
 from support import AS_NOBODY
 
 from pytools.errors import CapabilityError, RefusedError, SwerveError, UsageError
-from pytools.ipc import readers, server
-from pytools.ipc.bus import AgentGoneError, Bus, Client, Server
+from pytools.ipc import server
+from pytools.ipc.bus import AgentGoneError, Bus, Client
+from pytools.ipc.server import Server
 from pytools.ipc.wire import LINE_BYTES
 from pytools.signals import encode
 
@@ -342,7 +343,7 @@ def test_who_may_read(for_readers: Served, user: int, group: int, groups: str, l
 
 
 def test_readers_have_places_of_their_own(for_readers: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readers, "READERS", 1)
+    monkeypatch.setattr(server, "READERS", 1)
     with for_readers.client(), Client(for_readers.path, None) as late:
         for_readers.until(lambda: for_readers.server.drops()["bus_readers_refused"] == 1, "it is shown out")
         with pytest.raises(AgentGoneError, match="1 clients are connected already"):
@@ -375,7 +376,8 @@ def test_a_live_agent_is_not_replaced(served: Served) -> None:
 def test_the_socket_of_a_dead_agent_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "agent.sock"
     script = (
-        "import os,sys,signal; from pathlib import Path; from pytools.ipc.bus import Bus, Server;"
+        "import os,sys,signal; from pathlib import Path; from pytools.ipc.bus import Bus;"
+        "from pytools.ipc.server import Server;"
         "Server(Bus(), Path(sys.argv[1])); os.kill(os.getpid(), signal.SIGKILL)"
     )
     done = subprocess.run([sys.executable, "-c", script, str(path)], check=False)

@@ -17,9 +17,9 @@ from support import no_descriptor, wait_until
 
 from pytools.errors import SwerveError
 from pytools.ipc import accepting
-from pytools.ipc.bus import Bus, Server
+from pytools.ipc.bus import Bus
 from pytools.ipc.map_lending import Lender, Loan
-from pytools.ipc.readers import ReadServer
+from pytools.ipc.server import ReadServer, Server
 from pytools.views.metrics.server import MetricsServer
 from steering.control import requests
 from steering.control.server import ControlServer
