@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ from pytools.errors import SwerveError
 from pytools.estimators.matching import FRESH
 from pytools.estimators.offsets import Offset
 from pytools.ipc.bus import Bus
+from pytools.ipc.hosts import HostBus
 from pytools.kernel.addresses import mapped
 from pytools.kernel.bpf import contract
 from pytools.kernel.bpf.loader import Loaded
@@ -41,16 +42,6 @@ _BEAT_NS: Final = 1000 * _MS  # a batch is sent that often even when it is empty
 _ASK_NS: Final = 1000 * _MS
 _LEASE_NS: Final = 5000 * _MS
 _TALKED_NS: Final = 60_000 * _MS  # a peer that we sent sampled bytes to within that is asked
-
-
-class Hosts(Protocol):
-    """The way to the other hosts' agents."""
-
-    def send(self, topic: str, payload: bytes, to: str | None = None) -> None:
-        """Send to one peer, or to all; never waits."""
-
-    def receive(self, topic: str) -> list[tuple[str, bytes]]:
-        """What has come on a topic since the last call, with its sender."""
 
 
 class _Asker:
@@ -83,7 +74,7 @@ class SampleSource(Source):
         loaded: Loaded,
         interfaces: Interfaces,
         bus: Bus,
-        hosts: Hosts,
+        hosts: HostBus,
         between: Callable[[str], Offset | None],
         path_of: Callable[[str, str], Path | None],
     ) -> None:
