@@ -9,7 +9,6 @@ class Closing:
     """Has `close` called when a `with` block ends."""
 
     def close(self) -> None:
-        """Let go of everything."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:

@@ -48,7 +48,6 @@ class Manager:
         self._tell(f"RELOADING=1\nMONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}")
 
     def stopping(self) -> None:
-        """It ends, in order."""
         self._tell("STOPPING=1")
 
     def status(self, text: str) -> None:

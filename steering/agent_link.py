@@ -58,7 +58,6 @@ class AgentLink:
         return self._missed[0] + now[0], self._missed[1] + now[1]
 
     def register(self, selector: selectors.BaseSelector) -> None:
-        """Use this selector."""
         self._selector = selector
 
     def tick(self, now_ns: int) -> None:

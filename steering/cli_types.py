@@ -29,7 +29,6 @@ class Duration(click.ParamType[int]):
         self._least_ns, self._most_ns = least_ns, most_ns
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Nanoseconds."""
         if isinstance(value, int):
             return value
         try:
@@ -47,7 +46,6 @@ class Flow(click.ParamType[FlowKey]):
     name = "flow"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> FlowKey:
-        """Its five fields."""
         if isinstance(value, FlowKey):
             return value
         head, colon, rest = str(value).partition(":")

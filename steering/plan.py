@@ -73,7 +73,6 @@ class Member:
 
     @property
     def name(self) -> str:
-        """What a person calls it."""
         return nexthop_name(self.gateway, self.interface)
 
 
@@ -182,7 +181,6 @@ class Bond:
     moves_back: str = ""  # why the bond itself would select another port again; empty: it would not
 
     def port(self, index: int) -> str:
-        """What a person calls a port."""
         return dict(self.ports).get(index, f"interface {index}" if index else "none")
 
 

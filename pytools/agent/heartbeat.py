@@ -36,7 +36,6 @@ class Standing:
         return self.attached > 0 or self.wanted == 0
 
     def text(self) -> str:
-        """For people, in a line."""
         if not self.paths:
             words = f"no route leads to any of {self.peers} peers yet" if self.peers else "no peers are configured"
         else:

@@ -95,7 +95,6 @@ class Hooks(Source):
         return len({interface for interface, _ in self._attached})
 
     def close(self) -> None:
-        """Detach everything."""
         for attachment in reversed(self._attached.values()):
             with contextlib.suppress(SwerveError):
                 attachment.close()

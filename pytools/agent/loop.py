@@ -200,7 +200,6 @@ class Agent(Closing):
         return {name: count for source in self._scheduler.sources for name, count in source.drops().items()}
 
     def run(self) -> None:
-        """Work until `stop` is called."""
         gc.freeze()  # what was loaded stays: a full collection would look through it for 10 ms
         self._scheduler.all_due()
         while not self._stop:

@@ -123,7 +123,6 @@ class Slot(Generic[_S]):
         self._files = set(selector.get_map()) - before
 
     def tick(self, now_ns: int) -> int:
-        """Let the source work."""
         return now_ns + _NEVER_NS if self.source is None else self.source.tick(now_ns)
 
     def drops(self) -> dict[str, int]:
@@ -148,7 +147,6 @@ class Slot(Generic[_S]):
                 self.register(self._selector)
 
     def close(self) -> None:
-        """Give everything back."""
         self._end()
 
     def _end(self) -> None:

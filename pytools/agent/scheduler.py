@@ -45,7 +45,6 @@ class Scheduler:
         self._late_ns.append(late_ns if callable(late_ns) else lambda: late_ns)
 
     def all_due(self) -> None:
-        """Call every source in the next turn."""
         self._due_ns = [0] * len(self.sources)
 
     def turn(self) -> None:

@@ -40,7 +40,6 @@ class Edges:
     hard_high_ns: Times
 
     def take(self, rows: NDArray[np.intp]) -> Edges:
-        """Some of them."""
         return Edges(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
 
 

@@ -40,7 +40,6 @@ class Shapes:
         return len(self.value)
 
     def take(self, rows: NDArray[np.intp]) -> Shapes:
-        """Some of the hosts."""
         return Shapes(self.value[rows], self.variance[rows])
 
 

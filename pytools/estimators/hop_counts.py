@@ -61,7 +61,6 @@ class HopCounts:
         return seen.usual, few([each for each, count in seen.beside.most_common() if count >= _LOOKS])
 
     def restore(self, path: int, usual: Pair | None, beside: Sequence[Pair]) -> None:
-        """Begin with what a predecessor knew."""
         if usual is not None:
             self._seen[path] = _Seen(usual, Counter(dict.fromkeys(beside, _LOOKS)), unseen=True)
 

@@ -51,16 +51,13 @@ class Graph:
         return differences
 
     def degrees(self, weights: Floats) -> Floats:
-        """Sum of the weights of each vertex's edges."""
         return self.at_vertices(weights[self.edge])
 
     def neighbourhood_mean(self, values: Floats) -> Floats:
-        """Mean over each vertex and its neighbours."""
         mean: Floats = (values + self.at_vertices(values[self.sources])) / (1 + self.counts)
         return mean
 
     def dense(self, weights: Floats) -> Floats:
-        """The Laplacian itself."""
         matrix = np.zeros((self.vertices, self.vertices))
         np.add.at(matrix, (self.tails, self.heads), -weights)
         matrix += matrix.T

@@ -131,7 +131,6 @@ class TimedRequests:
         self.latencies_dropped = 0
 
     def forget(self, rows: Rows) -> None:
-        """Start anew with these rows."""
         self._carried[rows] = 0
         self._clear(rows)
         self._latencies = [
@@ -173,7 +172,6 @@ class TimedRequests:
         return tuple(np.concatenate(part) for part in zip(*self._latencies, strict=True))  # type: ignore[return-value]
 
     def restart(self) -> None:
-        """Begin a new window of publication."""
         self._clear(slice(None))
         self._latencies.clear()
         self._held = 0

@@ -54,7 +54,6 @@ class Rates:
         self._last_ns = np.full(rows, MISSING)
 
     def forget(self, rows: Rows) -> None:
-        """Start anew with these rows."""
         for each in (self._requests, self._bytes, self._busy, self._turn, self._moved, self._new):
             each[rows] = 0
         self._open_ns[rows] = MISSING
@@ -108,7 +107,6 @@ class Rates:
         )
 
     def restart(self) -> None:
-        """Begin a new window of publication."""
         self._clear(slice(None))
 
     def _clear(self, rows: Any) -> None:

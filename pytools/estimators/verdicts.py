@@ -85,7 +85,6 @@ class Facts(NamedTuple):
     succeeded: Mask  # a completion without error since the last reading
 
     def take(self, chosen: NDArray[Any]) -> Facts:
-        """Some of the pairs."""
         return Facts(*(each[chosen] for each in self))
 
 
@@ -157,7 +156,6 @@ class Verdicts:
         self._spent = np.zeros(rows, np.int8)
 
     def forget(self, rows: Rows, now_ns: int) -> None:
-        """Start anew with these rows."""
         self.verdict[rows] = self._candidate[rows] = UNKNOWN
         self.since_ns[rows] = self._candidate_ns[rows] = now_ns
         self._readings[rows], self._spent[rows] = 0, 0

@@ -118,13 +118,11 @@ class Probes(NamedTuple):
 
     @property
     def answered(self) -> NDArray[np.bool_]:
-        """Which came back."""
         found: NDArray[np.bool_] = self.forward_ns != MISSING
         return found
 
     @property
     def lost(self) -> int:
-        """How many did not."""
         return len(self.sent_ns) - int(np.count_nonzero(self.answered))
 
     @property

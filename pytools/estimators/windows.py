@@ -104,7 +104,6 @@ class Samples(Growing):
         return self.values.reshape(*self.values.shape[:-2], -1)
 
     def forget(self, rows: Rows) -> None:
-        """Hold nothing of these rows any more."""
         self.times[rows] = MISSING
 
     def newest(self, rows: Rows, counts: NDArray[np.int64]) -> tuple[Times, NDArray[np.bool_]]:
@@ -189,7 +188,6 @@ class SlidingMinimum(Growing):
         self._buckets = np.full((rows, self._kept), MISSING, np.int64)
 
     def forget(self, rows: Rows) -> None:
-        """Hold nothing of these rows any more."""
         self._buckets[rows] = MISSING
         self._minima[rows] = NO_MINIMUM
 

@@ -49,7 +49,6 @@ class Subscription:
         self.dropped = self.dropped_urgent = 0  # urgent ones are in both
 
     def offer(self, published: Published) -> None:
-        """Take a signal, or count it as dropped."""
         urgent = published.tag in URGENT
         if (self._urgent if urgent else len(self._queue) - self._urgent) >= self._capacity:
             self.dropped += 1
@@ -66,7 +65,6 @@ class Subscription:
         return signals
 
     def close(self) -> None:
-        """Take no more signals."""
         self._leave(self)
 
 
@@ -114,7 +112,6 @@ class Bus:
         self._rebuild()
 
     def remove(self, reader: object) -> None:
-        """Offer it no more."""
         self._asked.pop(reader, None)
         if self._readers.pop(reader, None) is not None:
             self._rebuild()

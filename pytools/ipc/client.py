@@ -67,7 +67,6 @@ class Connection(Generic[_Told], Closing):
         self._send(msgspec.json.encode(asked) + b"\n")
 
     def fileno(self) -> int:
-        """For selectors."""
         return self._sock.fileno()
 
     def read(self) -> list[_Told]:

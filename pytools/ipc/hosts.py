@@ -139,12 +139,10 @@ class HostBus:
         return now_ns + _POLL_NS
 
     def drops(self) -> dict[str, int]:
-        """Everything refused or lost so far, by cause."""
         refused = {f"host_bus_{cause}": self.sealer.refused[cause] for cause in _CAUSES}
         return refused | {f"host_bus_{cause}": self._counts[cause] for cause in _OURS}
 
     def close(self) -> None:
-        """Leave the bus."""
         session, self._session, self._ring = self._session, None, None
         self._publishers = {}
         if session is not None:

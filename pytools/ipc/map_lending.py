@@ -50,7 +50,6 @@ class Lender:
 
     @property
     def borrowers(self) -> int:
-        """How many hold the maps."""
         return len(self._borrowers)
 
     def drops(self) -> dict[str, int]:

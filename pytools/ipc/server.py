@@ -59,7 +59,6 @@ class _Connection:
         self._closed = False
 
     def offer(self, published: Published) -> None:
-        """Send a signal, or count it as missed."""
         line, urgent = published.line(), published.tag in URGENT
         # Once it has missed something a client is served again when half its queue is empty: a few long gaps,
         # told once each, are easier to live with than a sieve.
@@ -268,7 +267,6 @@ class Server(Closing):
 
     @property
     def clients(self) -> int:
-        """How many are connected."""
         return len(self.connections)
 
     @property

@@ -34,7 +34,6 @@ class Ethtool:
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
 
     def close(self) -> None:
-        """Ask no more."""
         self._socket.close()
 
     def count(self, interface: str) -> int:

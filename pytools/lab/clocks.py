@@ -152,7 +152,6 @@ class Table:
         return cls(clock, clock.knots())
 
     def at(self, true_ns: ArrayLike) -> Times:
-        """See VirtualClock.at."""
         true = np.asarray(true_ns, np.int64)
         shown = true + self.clock.offset_ns + self._ahead(true)
         for step in self.clock.steps:
@@ -160,7 +159,6 @@ class Table:
         return np.asarray(shown, np.int64)
 
     def when(self, shown_ns: ArrayLike) -> Times:
-        """See VirtualClock.when."""
         shown = np.asarray(shown_ns, np.int64)
         found = self._when(shown, 0)
         stepped = 0
@@ -171,7 +169,6 @@ class Table:
         return np.asarray(found, np.int64)
 
     def drift_at(self, true_ns: ArrayLike) -> NDArray[np.float64]:
-        """See VirtualClock.drift_at."""
         knot, _ = self._place(np.asarray(true_ns, np.int64))
         slope = np.diff(self.knots, append=self.knots[-1])[knot]
         return np.where(np.asarray(true_ns) < self.clock.origin_ns, 0.0, slope * (_SECOND_NS / _KNOT_NS))

@@ -33,7 +33,6 @@ class Lab:
 
     @property
     def name(self) -> str:
-        """The lab's name."""
         return self.spec.name
 
     @classmethod

@@ -69,7 +69,6 @@ class PathEcnSource(Source):
         return self._keys
 
     def marks(self) -> dict[Key, Marks]:
-        """What has been counted so far."""
         keys, values = self._map.read()
         packets, marked = values["packets"].sum(axis=1).tolist(), values["ce_packets"].sum(axis=1).tolist()
         remotes, interfaces = keys["remote"]["bytes"], keys["ifindex"].tolist()

@@ -337,7 +337,6 @@ class PathMtuSource(Source):
         return dict(self._drops)
 
     def close(self) -> None:
-        """Close the sockets."""
         for watched in self.watched.values():
             watched.probes.close()
         self.watched = {}

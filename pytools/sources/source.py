@@ -27,9 +27,7 @@ class Source(Protocol):
         """Do what is due at this CLOCK_MONOTONIC; returns when to be called next."""
 
     def drops(self) -> dict[str, int]:
-        """Everything lost so far, by name."""
         return {}
 
     def close(self) -> None:
-        """Give everything back."""
         return

@@ -96,7 +96,6 @@ class Listing(Generic[Row]):
         return usual
 
     def sheet(self, title: str, rows: Iterable[Row], style: Callable[[Row], str | None] = lambda _row: None) -> Sheet:
-        """The rows, as they come, under the headings."""
         spare = sorted((column for column in self.columns if column.spare), key=lambda column: -column.spare)
         sheet = Sheet(
             title,

@@ -58,7 +58,6 @@ class Addresses:
 
     @property
     def replaced(self) -> int:
-        """How many different ones."""
         return len(self._numbers)
 
     def hidden(self, value: Any) -> Any:
@@ -72,7 +71,6 @@ class Addresses:
         return value
 
     def text(self, words: str) -> str:
-        """A text without them."""
         for pattern, replace in ((_HARDWARE, self._hardware), (_V4, self._v4), (_V6, self._v6)):
             words = pattern.sub(_group(replace), words)
         return words

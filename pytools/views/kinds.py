@@ -68,7 +68,6 @@ class View:
 
     @property
     def types(self) -> frozenset[str]:
-        """What it subscribes to."""
         return frozenset(TAGS[kind] for kind in (*self.shows, *self.needs, *self.lives))
 
     def rows(self, model: Model) -> list[AnySignal]:

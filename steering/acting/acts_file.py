@@ -58,7 +58,6 @@ class ActsFile:
             self.lost += 1
 
     def close(self) -> None:
-        """Close the file, once all is written."""
         self._later.put(self._close)
 
     def _close(self) -> None:

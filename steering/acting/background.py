@@ -114,7 +114,6 @@ class Background(Generic[T]):
 
     @property
     def done(self) -> bool:
-        """Whether it has ended."""
         return not self._thread.is_alive()
 
     def result(self) -> T:

@@ -46,7 +46,6 @@ class Restored(NamedTuple):
 
     @property
     def text(self) -> str:
-        """It in one line."""
         return f"{self.act.bond.name}: {self.failure or self.act.bond.port(self.act.port) + ' is active'}"
 
 

@@ -138,7 +138,6 @@ class BondActing:
         return "; ".join(each.text for each in done if each.failure)
 
     def facts(self) -> dict[str, object]:
-        """What is known, for the operator."""
         if self._engine is None:
             return {}
         return {"bonds": self._engine.facts(), "bond_count": len(self._selected)}

@@ -92,7 +92,6 @@ class FlowActing(Closing):
         return self.table is not None
 
     def close(self) -> None:
-        """Let all flows go as they are routed."""
         self._stack.close()
         self.table = self.standbys = None
 

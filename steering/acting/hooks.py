@@ -94,7 +94,6 @@ class HookActing:
         return self._apply and bool(self._calls.deliveries)
 
     def facts(self) -> dict[str, object]:
-        """What is known, for the operator."""
         if not self._notices.needed and not self._calls.deliveries:
             return {}
         return {"hooks": self._calls.facts(), "notices": len(self._notices.open), "notices_lost": self._notices.dropped}

@@ -189,7 +189,6 @@ class Journal(Closing):
         self._fd = _open_synced(self.path)
 
     def close(self) -> None:
-        """Close the file, once all is written."""
         self._in_turn(lambda: os.close(self._fd))
 
     def _in_turn(self, do: Callable[[], object]) -> None:

@@ -55,7 +55,6 @@ class LabelActing(Closing):
         self._engine = self._asking = None
 
     def take(self, signal: Signal, now: int) -> None:
-        """Digest a signal."""
         if self._engine is not None:
             self._engine.take(signal, now)
 
@@ -155,7 +154,6 @@ class LabelActing(Closing):
         self.close()
 
     def facts(self) -> dict[str, object]:
-        """What is known, for the operator."""
         if self._engine is None:
             return {}
         return {

@@ -54,7 +54,6 @@ class Lock(Closing):
         write_facts(self.fd, {"pid": os.getpid(), **facts})
 
     def close(self) -> None:
-        """Let go of our part of it."""
         os.close(self.fd)
 
 

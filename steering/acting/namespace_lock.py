@@ -70,11 +70,9 @@ class NamespaceLock(Closing):
         return True
 
     def fileno(self) -> int:
-        """For a guardian to inherit."""
         return self._socket.fileno()
 
     def close(self) -> None:
-        """Let go of our part of it."""
         self._socket.close()
 
 

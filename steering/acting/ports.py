@@ -52,12 +52,10 @@ class PortActing(Closing):
         self._offers: Mapping[Peer, tuple[int, ...]] = {}  # what the kernel has
 
     def close(self) -> None:
-        """Let the kernel choose all ports again."""
         self._stack.close()
         self._engine = self._chooser = self._subflows = None
 
     def take(self, signal: Signal, now: int) -> None:
-        """Digest a signal."""
         if self._engine is not None:
             self._engine.take(signal, now)
 

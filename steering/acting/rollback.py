@@ -20,7 +20,6 @@ class Undone:
 
     @property
     def text(self) -> str:
-        """It in one line."""
         return f"{title(self.last.target)}: original weights are back"
 
 

@@ -67,7 +67,6 @@ class StandByActing:
         return {"standbys": self._armed} if self.needed else {}
 
     def register(self, selector: selectors.BaseSelector) -> None:
-        """Use this selector."""
         self._selector = selector
 
     def close(self) -> None:

@@ -50,11 +50,9 @@ class SubflowActing(Closing):
         self.why_not = ""
 
     def close(self) -> None:
-        """Leave subflows as they are."""
         self._stack.close()
 
     def turn(self, now: int) -> None:
-        """Learn, decide and act."""
         if self.why_not:
             return
         try:
@@ -111,7 +109,6 @@ class SubflowActing(Closing):
         self._output.send(messages.subflow_act(self._output.host, wanted.way, outcome, now, time.monotonic_ns(), why))
 
     def facts(self) -> dict[str, object]:
-        """What is known, for the operator."""
         return {"subflows": self._engine.facts(), "subflows_missing": self.why_not}
 
 

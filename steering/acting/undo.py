@@ -30,7 +30,6 @@ class TakenBack:
 
     @property
     def text(self) -> str:
-        """It in one line."""
         return f"{title(self.act.target)}: {self.why or 'taken back'}; was because {self.act.because}"
 
 

@@ -26,7 +26,6 @@ class Place:
 
     @property
     def entry(self) -> int:
-        """As the kernel reads it."""
         return self.tag << 32 | self.row
 
 
@@ -53,7 +52,6 @@ class Places:
         return self._of[flow]
 
     def get(self, flow: FlowKey) -> Place | None:
-        """A flow's place, if it has one."""
         return self._of.get(flow)
 
     def room_for(self, count: int) -> bool:

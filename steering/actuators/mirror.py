@@ -46,11 +46,9 @@ class Numbers:
         return self._tables.setdefault(view[1:], self._first_table + len(self._tables))
 
     def nexthop(self, way: Way) -> int:
-        """The id of a hop."""
         return self._id((way.family, way.gateway, way.interface, way.onlink))
 
     def group(self, target: Target) -> int:
-        """The id of a target's group."""
         return self._id(target)
 
     def skip(self, taken: Iterable[int]) -> None:

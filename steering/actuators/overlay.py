@@ -142,7 +142,6 @@ class Overlay(Closing):
     # ---- news ----
 
     def fileno(self) -> int:
-        """Readable when something has changed."""
         return self._watch.fileno()
 
     def receive(self) -> None:

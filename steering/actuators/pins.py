@@ -40,7 +40,6 @@ class Leases(Closing, Generic[Wanted]):
         self.table = table
 
     def close(self) -> None:
-        """End all leases."""
         self.remove([row.flow for row in self.table.read()])
 
     def install(self, leases: Sequence[Wanted]) -> dict[FlowKey, str]:
@@ -126,7 +125,6 @@ class Pins(Leases[Pin]):
         self._neighbours = Neighbours(self._changed)
 
     def close(self) -> None:
-        """Let all flows go as they are routed."""
         self._neighbours.close()
         self.table.targets["alive"] = 0
         super().close()

@@ -55,7 +55,6 @@ class Ports(Closing):
             self._closing = undo.pop_all()
 
     def close(self) -> None:
-        """Let the kernel choose all ports again."""
         self._closing.close()
 
     def offer(self, wanted: Mapping[Peer, Sequence[int]]) -> None:
@@ -75,7 +74,6 @@ class Ports(Closing):
                 self._offered[peer] = tuple(ports)
 
     def renew(self, until_ns: int) -> None:
-        """Let the lease last until then."""
         self._settings.records["until_ns"] = until_ns
 
     def counters(self) -> dict[str, int]:
@@ -109,7 +107,6 @@ class Asking(Closing):
         self._waiting: list[tuple[socket.socket, int, Callable[[Answer], None]]] = []
 
     def close(self) -> None:
-        """Give up what is under way."""
         for connecting, _, _ in self._waiting:
             connecting.close()
         self._waiting = []

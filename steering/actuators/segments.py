@@ -63,7 +63,6 @@ class Segments(Closing):
             self._closing = undo.pop_all()
 
     def close(self) -> None:
-        """Give up what is under way."""
         self._closing.close()
         self._waiting = {}
 

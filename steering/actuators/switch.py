@@ -73,7 +73,6 @@ class Switch:
         self._netlink.drop_rules([nothing])
 
     def forget(self) -> None:
-        """All of them were deleted."""
         self._on.clear()
 
 

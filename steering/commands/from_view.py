@@ -45,11 +45,9 @@ class Orders:
         return Mode(True, bool(held.get("apply")), left_s, self._stop_file.why(), confirm)
 
     def drain(self, interface: str, lasting: str) -> list[str]:
-        """Take an interface out of use."""
         return self._ask(Drain(interface, for_ns=_duration(lasting) if lasting else 0, why=_WHY))
 
     def undrain(self, interface: str) -> list[str]:
-        """Take that back."""
         return self._ask(Undrain(interface))
 
     def pin(self, flow: TcpFlow, interface: str, lasting: str) -> list[str]:
@@ -58,7 +56,6 @@ class Orders:
         return self._ask(PinFlow(*ends, interface, _duration(lasting), _WHY), _PIN_S)
 
     def unpin(self, flow: TcpFlow) -> list[str]:
-        """Remove the pin."""
         return self._ask(UnpinFlow(_TCP, flow.local, flow.local_port, flow.remote, flow.remote_port))
 
     def _ask(self, request: AnyRequest, patience_s: float = 0.0) -> list[str]:

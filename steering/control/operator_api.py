@@ -143,7 +143,6 @@ class Desk:
     # ---- requests ----
 
     def answer(self, request: AnyRequest, asker: Peer) -> Reply:
-        """Do what is asked for."""
         match request:
             case Status():
                 return Reply(facts=self._facts())

@@ -88,7 +88,6 @@ class PinDesk:
         }
 
     def answer(self, request: PinFlow | UnpinFlow, asker: Peer, frozen: str) -> Reply:
-        """Pin a flow, or let it go."""
         flow = FlowKey(
             request.protocol,
             canonical(request.local),

@@ -71,7 +71,6 @@ class ControlServer:
         return self._accepting.paused
 
     def register(self, selector: selectors.BaseSelector) -> None:
-        """Listen from this selector."""
         self._selector = selector
         self._accepting.register(selector)
 

@@ -102,7 +102,6 @@ class AgentListener(Generic[_Heard]):
         return heard
 
     def close(self) -> None:
-        """Stop listening."""
         self._stop = True
         self._thread.join()
         for client in self._clients:

@@ -217,7 +217,6 @@ class BondEngine:
             kept.barred[act.port] = now + self._wanted.retry_after
 
     def facts(self) -> list[dict[str, object]]:
-        """What is known, for the operator."""
         return [
             {
                 "bond": name,

@@ -84,7 +84,6 @@ class Search:
         return found
 
     def move(self, flow: int, rail: int) -> None:
-        """Put a flow on a rail."""
         origin, demand = self.now[flow], self.demands[flow]
         self._loads[origin].remove(demand)
         movable = self._movable[origin]

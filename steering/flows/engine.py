@@ -77,7 +77,6 @@ class FlowEngine:
         return {"flows_skipped": self.skipped, "flows_forgotten": self.flows.forgotten}
 
     def take(self, signal: Signal, now: int) -> None:
-        """Digest a signal."""
         if not self._rules:
             return
         if isinstance(signal, TcpFlow):

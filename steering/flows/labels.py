@@ -103,7 +103,6 @@ class LabelEngine:
     # ---- what is heard ----
 
     def take(self, signal: Signal, now: int) -> None:
-        """Digest a signal."""
         if isinstance(signal, PathWay):
             news = self._ways.take(signal, now)
             if news is News.WAYS:

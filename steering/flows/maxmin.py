@@ -46,11 +46,9 @@ class Load:
 
     @property
     def every(self) -> tuple[float, ...]:
-        """All demands in order."""
         return (*self.demands, *(INFINITE,) * self.unbounded)
 
     def add(self, demand: float) -> None:
-        """One flow more."""
         if demand == INFINITE:
             self.unbounded += 1
             return
@@ -58,7 +56,6 @@ class Load:
         self._sums = [0.0, *accumulate(self.demands)]
 
     def remove(self, demand: float) -> None:
-        """One flow less."""
         if demand == INFINITE:
             self.unbounded -= 1
             return

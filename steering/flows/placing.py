@@ -54,7 +54,6 @@ class Case:
 
     @property
     def rule(self) -> Rule:
-        """The rule."""
         return self.policy.rules[self.number]
 
     @property

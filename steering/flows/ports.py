@@ -80,7 +80,6 @@ class PortEngine:
     # ---- what is heard ----
 
     def take(self, signal: Signal, now: int) -> None:
-        """Digest a signal."""
         if isinstance(signal, PathWay):
             news = self.ways.take(signal, now)
             if news is News.WAYS:

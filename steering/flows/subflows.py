@@ -104,7 +104,6 @@ class SubflowEngine:
         known.router = router or known.router
 
     def decide(self, now: int) -> Iterator[Create | Destroy]:
-        """What is to be done now."""
         for flow, known in list(self._flows.items()):
             fan = self._ports.ways.served(flow.remote, now)
             if fan is None or not known.established:

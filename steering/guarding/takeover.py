@@ -156,7 +156,6 @@ class Locks(Closing):
             raise
 
     def filenos(self) -> list[int]:
-        """For a guardian to inherit."""
         return [self.lock.fd, *([self._namespace.fileno()] if self._namespace is not None else [])]
 
     def _inherit(self) -> int | None:
@@ -182,7 +181,6 @@ class Locks(Closing):
         return fds[0]
 
     def close(self) -> None:
-        """Let go of our part of them."""
         for fd in self._more:
             os.close(fd)
         self._more = []

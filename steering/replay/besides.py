@@ -33,7 +33,6 @@ class RecordedBonds:
         self._indexes: dict[str, int] = {}
 
     def see(self, link: Link) -> None:
-        """Take note of an interface."""
         self._links[link.interface] = link
 
     def read(self, now: int) -> tuple[dict[str, Bond], dict[str, str]]:
@@ -77,7 +76,6 @@ class Besides:
         return LASTS_NS + SECOND if self._ports or self._labels else SECOND if self._bonds else 0
 
     def take(self, signal: Signal, now: int) -> None:
-        """Digest a signal."""
         self._ways |= isinstance(signal, PathWay)
         for each in (self._ports, self._labels):
             if each is not None:
@@ -86,7 +84,6 @@ class Besides:
             self._recorded.see(signal)
 
     def decide(self, host: str, now: int) -> Iterator[Act]:
-        """What would be done now."""
         if self._ports is not None:
             for way in self._ports.decide(now).acts:
                 yield messages.port_act(host, way, "dry_run", now)

@@ -62,7 +62,6 @@ class Tally:
     lived_acts: int = 0  # acts that were applied while it was recorded
 
     def count(self, target: Target, under: str) -> None:
-        """Count an act."""
         self.acts[target] += 1
         self.by_rule[under or "no rule"] += 1
 

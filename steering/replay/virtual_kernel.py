@@ -61,7 +61,6 @@ class VirtualKernel:
         return recorded or (made_up if made_up in self.groups else None)
 
     def targets_of(self, address: str) -> tuple[Target, ...]:
-        """The same for the engine."""
         target = self.target_of(address)
         return () if target is None else (target,)
 
@@ -132,7 +131,6 @@ class VirtualKernel:
         return fresh or there.keys() - wanted.keys() != set()
 
     def apply(self, target: Target, weights: Weights) -> None:
-        """Give a group its weights."""
         self.groups[target] = replace(self.groups[target], current=weights)
 
     def _manages(self, destination: str) -> bool:

@@ -61,7 +61,6 @@ class MadeFrom(_Strict, frozen=True):
 
     @property
     def name(self) -> str:
-        """The name."""
         made = msgspec.to_builtins(self)
         return cache_key.Inputs(made["program"], made["compiler"]).name
 

@@ -71,7 +71,6 @@ class Ring:
         return np.ndarray((len(kept),), self.record, kept)
 
     def close(self) -> None:
-        """Unmap the pages."""
         del self._consumed, self._produced
         self._consumer.close()
         self._producer.close()

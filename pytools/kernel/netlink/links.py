@@ -205,7 +205,6 @@ class Tables:
         self._socket = netlink.socket
 
     def links(self) -> dict[int, LinkRow]:
-        """All interfaces, by index."""
         body = _LINK_HEADER.pack(0, 0, 0, 0, 0)
         rows = [link_of(each) for each in self._socket.dump_bodies(body, _GET_LINK, "reading interfaces")]
         return {row.index: row for row in rows}
@@ -264,7 +263,6 @@ class Tables:
         return [qdisc_of(each) for each in found if _QDISC_HEADER.unpack_from(each)[1] in indexes]
 
     def neighbours(self) -> list[NeighbourRow]:
-        """The neighbour tables of both families."""
         body = _NEIGHBOUR_HEADER.pack(0, 0, 0, 0, 0)
         rows = [neighbour_of(each) for each in self._socket.dump_bodies(body, _GET_NEIGHBOUR, "reading neighbours")]
         return [row for row in rows if row is not None]
@@ -284,7 +282,6 @@ class Heard:
         return bool(self.changed or self.removed or self.neighbours or self.addresses or self.overrun)
 
     def take(self, kind: int, body: bytes) -> None:
-        """Note one message."""
         if kind in (_NEW_LINK, _DEL_LINK):
             family, _, index, _, _ = _LINK_HEADER.unpack_from(body)
             if family != socket.AF_UNSPEC:  # a bridge tells of its ports

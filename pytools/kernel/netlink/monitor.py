@@ -73,7 +73,6 @@ class Monitor(Closing):
             raise
 
     def fileno(self) -> int:
-        """What to wait on."""
         return self.sock.fileno()
 
     def messages(self) -> Iterator[tuple[int, bytes]]:
@@ -91,7 +90,6 @@ class Monitor(Closing):
             yield from bodies(data)
 
     def close(self) -> None:
-        """Stop listening."""
         self.sock.close()
 
 

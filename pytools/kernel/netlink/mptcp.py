@@ -57,7 +57,6 @@ class PathManager(Closing):
             raise
 
     def close(self) -> None:
-        """Ask no more."""
         self._diagnostics.close()
         self._socket.close()
 

@@ -125,7 +125,6 @@ class NexthopGroup:
 
     @property
     def weights(self) -> dict[int, int]:
-        """Weight by nexthop."""
         return {member.nexthop_id: member.weight for member in self.members}
 
 

@@ -98,22 +98,18 @@ class Netlink(Closing):
         self._counts = True  # until the kernel says that it cannot (before 6.9)
 
     def close(self) -> None:
-        """Close the socket."""
         self.socket.close()
 
     # ---- links, addresses, neighbours ----
 
     def links(self) -> list[Link]:
-        """All interfaces."""
         return [link_of(each) for each in self.socket.dump(ifinfmsg(), _GET_LINK, "reading interfaces")]
 
     def addresses(self) -> list[Address]:
-        """All addresses of all interfaces, both families."""
         found = self.socket.dump(ifaddrmsg(), _GET_ADDRESS, "reading addresses")
         return [address_of(each) for each in found]
 
     def neighbours(self) -> list[Neighbour]:
-        """The neighbour tables of both families."""
         found = self.socket.dump(ndmsg(), _GET_NEIGHBOUR, "reading neighbours")
         return [neighbour_of(each) for each in found if each["family"] in (socket.AF_INET, socket.AF_INET6)]
 

@@ -165,7 +165,6 @@ class Diagnostics(Closing):
             raise _refused(error.errno or errno.EPROTO) from None
 
     def close(self) -> None:
-        """Ask no more."""
         self._socket.close()
 
 

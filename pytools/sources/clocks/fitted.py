@@ -32,7 +32,6 @@ class Fitted:
         return self.stepped_ns is not None and now_ns - self.stepped_ns <= _STEP_TOLD_NS
 
     def bound_ns(self, clock_ns: int) -> float:
-        """The bound when our clock reads `clock_ns`."""
         return self.fit.bound_ns + SIGMAS * (self.fit.sigma_at(clock_ns) - self.fit.sigma_at(self.fit.epoch_ns))
 
     def edge(self, now_ns: int) -> Edge:
@@ -54,7 +53,6 @@ class Fitted:
         )
 
     def signal(self, host: str, window_ns: int, now_ns: int) -> ClockEdge:
-        """What is published of it."""
         fit = self.fit
         return ClockEdge(
             host=host,

@@ -347,6 +347,5 @@ class ClockSource(Source):
         return counted | (self._chrony.drops() if self._chrony is not None else {})
 
     def close(self) -> None:
-        """Stop feeding chrony."""
         if self._chrony is not None:
             self._chrony.close()

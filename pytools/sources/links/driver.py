@@ -214,5 +214,4 @@ class Statistics:
         self._names.pop(index, None)
 
     def close(self) -> None:
-        """Ask no more."""
         self._ethtool.close()

@@ -52,7 +52,6 @@ class Interface:
 
     @property
     def row(self) -> LinkRow:
-        """The last reading."""
         return self._history.row
 
     def take_paths(self, paths: Sequence[Path], now_ns: int) -> None:
@@ -63,13 +62,11 @@ class Interface:
             self.paths = tuple(paths)
 
     def take_link(self, row: LinkRow, now_ns: int) -> list[Happening]:
-        """A reading of the interface."""
         if row.carrier and not self.row.carrier:
             self._pathless_ns = now_ns
         return self._history.take(row, now_ns)
 
     def take_queues(self, rows: Sequence[QdiscRow], now_ns: int) -> list[Happening]:
-        """A reading of its queues."""
         self._queues = rows
         full = self._queue_history.take(rows, self.row.mtu, now_ns)
         return [full] if full else []
@@ -77,7 +74,6 @@ class Interface:
     def take_driver(
         self, meaning: driver.Meaning, values: Sequence[int], speed_mbps: int | None, now_ns: int
     ) -> list[Happening]:
-        """A reading of the driver's statistics."""
         pauses, storms = driver.pauses_of(meaning, values), driver.storms_of(meaning, values)
         before_ns, before, counted = self._driver_ns, self._pauses, self._storms
         self._pauses, self._driver_ns, self._speed_mbps = pauses, now_ns, speed_mbps
@@ -105,7 +101,6 @@ class Interface:
         )
 
     def signal(self, failed_neighbours: list[str], now_ns: int) -> Link:
-        """Everything that is known now."""
         row, total = self.row, counters_of(self.row)
         return Link(
             host=self._host,
@@ -142,7 +137,6 @@ class Interface:
         return BondPort(bond.mode, bond.policy, *figures, *sides, preferred)
 
     def next_window(self, now_ns: int) -> None:
-        """Begin a new window."""
         self._window_ns, self._window_counters = now_ns, counters_of(self.row)
 
 

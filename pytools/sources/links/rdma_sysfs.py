@@ -68,7 +68,6 @@ class Sysfs:
         self._root = root
 
     def ports(self) -> list[Port]:
-        """All ports of all devices."""
         return sorted(
             Port(device, int(number))
             for device in listed(self._root)

@@ -115,7 +115,6 @@ class LinkSource:
         }
 
     def close(self) -> None:
-        """Listen no more."""
         self._close()
 
     # ---- what the kernel tells ----

@@ -67,7 +67,6 @@ class LowerTaps:
                 yield Left(int.from_bytes(packet[at - 2 : at], "big"), destination, lower)
 
     def close(self) -> None:
-        """See nothing any more."""
         for sock in self._sockets.values():
             sock.close()
         self._sockets = {}

@@ -151,7 +151,6 @@ class Measurements(Growing):
             self._base.forget_clocks(path)
 
     def sent(self, by_path: Times) -> None:
-        """Count probes sent, by path."""
         self.counts[:, SENT] += by_path
         self.news |= by_path > 0
 

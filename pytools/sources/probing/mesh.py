@@ -384,5 +384,4 @@ class ProbeMesh:
         return counted
 
     def close(self) -> None:
-        """Close every socket."""
         self._close()

@@ -61,7 +61,6 @@ class ProbePort:
         self._peers = {mapped(address) for address in addresses}
 
     def look(self) -> None:
-        """Take what has come in."""
         for sock in self._sockets.values():
             for _ in range(_AT_ONCE):
                 try:
@@ -97,7 +96,6 @@ class ProbePort:
         return found
 
     def close(self) -> None:
-        """Give the port back."""
         for sock in self._sockets.values():
             sock.close()
         self._sockets = {}

@@ -84,7 +84,6 @@ class Sender(Planner):
 
     @property
     def ports(self) -> Sequence[int]:
-        """The source ports, by flow."""
         return self._ports
 
     def _hold(self, family: udp.Family, port: int, flow: int) -> socket.socket:

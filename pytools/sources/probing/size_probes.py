@@ -135,7 +135,6 @@ class SizeProbes:
         return least
 
     def close(self) -> None:
-        """Close the sockets."""
         self._socket.close()
         self._packet.close()
 

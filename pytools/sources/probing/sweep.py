@@ -123,7 +123,6 @@ class Sweep:
         return first
 
     def has(self, pinned: PinnedPath) -> bool:
-        """Whether there are sockets for a path."""
         return (pinned.family, 0) in self._sockets
 
     def send(self, pinned: PinnedPath, port: int, now_ns: int) -> bool:
@@ -210,7 +209,6 @@ class Sweep:
         self._sockets, self._by_fd = {}, {}
 
     def close(self) -> None:
-        """Close the sockets."""
         for row in range(SWEEP_ROWS):
             self._program.forget_session(FIRST_ROW + row)
         self._close()

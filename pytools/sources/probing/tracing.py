@@ -76,7 +76,6 @@ class Meeting:
         self.counted = False
 
     def ways(self) -> Ways:
-        """What was found so far."""
         found = group(self.hops, () if self.lowers else self._silent, self.lowers)
         return found._replace(confidence=0.0) if self._silent else found
 

@@ -135,7 +135,6 @@ class HiddenWays:
     # ---- what is due ----
 
     def tick(self, now_ns: int) -> None:
-        """Do what is due."""
         if not self._probe.sweep_per_s:
             return
         if now_ns >= self._look_ns:
@@ -379,7 +378,6 @@ class HiddenWays:
         return self._refused + (0 if self._sweep is None else self._sweep.refused)
 
     def wire_bytes(self) -> int:
-        """Bytes of what was sent so far."""
         return self._gone_bytes + (0 if self._sweep is None else self._sweep.wire_bytes)
 
     def _close_sweep(self) -> None:
@@ -392,7 +390,6 @@ class HiddenWays:
         self._sweep = None
 
     def close(self) -> None:
-        """Close the sockets."""
         if self._sweep is not None:
             self._close_sweep()
         self._close_taps()

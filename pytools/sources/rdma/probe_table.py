@@ -58,7 +58,6 @@ class KernelTable:
 
     @property
     def records(self) -> NDArray[Any]:
-        """The live mapping."""
         return self._mapped.records
 
     def free(self, slot: int) -> None:

@@ -236,12 +236,10 @@ class Uprobes(Way):
         return Sight(reason, tuple(providers) if self._probes else (), tuple(sorted(seen.items())), hits)
 
     def drops(self) -> dict[str, int]:
-        """Everything lost so far, by name."""
         counters = self.table.counters() if self.table is not None else {}
         return {name: counters[name] for name in _LOST if name in counters}
 
     def close(self) -> None:
-        """Remove the breakpoints."""
         if self._finding is not None:
             self._finding.kill()
             self._finding.communicate()

@@ -101,7 +101,6 @@ class Receivers:
         self._device[row] = self._devices.index(pair.device)
 
     def forget(self, row: int) -> None:
-        """Start anew with a row."""
         self._peer[row] = -1
 
     def look(self, pairs: Mapping[int, QueuePair], now_ns: int) -> None:

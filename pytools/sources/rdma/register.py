@@ -153,7 +153,6 @@ class Register:
         return numbers
 
     def tables(self) -> set[int]:
-        """Tables known by id."""
         return set(self._places)
 
 

@@ -35,7 +35,6 @@ class Reports:
         self._completed: dict[int, int] = {}  # at the beginning of the window
 
     def begin_window(self, now_ns: int) -> None:
-        """Start to count anew."""
         watch = self._watch
         self._window_ns = now_ns
         watch.timed.restart()

@@ -80,7 +80,6 @@ class RdmaSource:
         self._hits = (time.monotonic_ns(), 0)
 
     def register(self, selector: selectors.BaseSelector) -> None:
-        """Register what the ways in wait for."""
         for way in self._ways:
             way.register(selector)
 
@@ -98,7 +97,6 @@ class RdmaSource:
         return min(self._read_due, self._window_due, self._sight_due, *self._way_due)
 
     def drops(self) -> dict[str, int]:
-        """Everything lost so far, by name."""
         found = {**self.watch.drops, "rdma_no_row": self.watch.register.full}
         found["rdma_user_share"] = self.watch.register.over_share
         found["rdma_latencies"] = self.watch.timed.latencies_dropped
@@ -107,7 +105,6 @@ class RdmaSource:
         return found
 
     def close(self) -> None:
-        """Give the ways in back."""
         with contextlib.ExitStack() as closing:
             for way in self._ways:
                 closing.callback(way.close)

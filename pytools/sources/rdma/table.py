@@ -146,16 +146,13 @@ class Columns(NamedTuple):
 
     @property
     def outstanding(self) -> Signed:
-        """Work requests posted and not retired."""
         return growth(self.posted, self.completed)
 
     @property
     def outstanding_bytes(self) -> Signed:
-        """Their bytes."""
         return growth(self.posted_bytes, self.completed_bytes)
 
     def take(self, chosen: NDArray[Any]) -> Columns:
-        """Some of the rows, by a mask or by places."""
         return Columns._make([*(column[chosen] for column in self[:-1]), self.garbage])
 
 

@@ -77,7 +77,6 @@ class TapTable:
         return not self.records["state"].any()
 
     def close(self) -> None:
-        """Let go of the map."""
         self.records = self.records[:0].copy()
         self.array.close()
 
@@ -128,7 +127,6 @@ class TapServer(Way):
     # ---- what the source asks ----
 
     def register(self, selector: selectors.BaseSelector) -> None:
-        """Serve from this selector."""
         self._selector = selector
         self._listener.register(selector)
         for process in self._processes.values():

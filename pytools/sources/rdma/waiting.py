@@ -63,11 +63,9 @@ class RdmaWhenThere:
         return now_ns + _LOOK_NS
 
     def drops(self) -> dict[str, int]:
-        """Everything lost so far, by name."""
         return self._source.drops() if self._source is not None else {}
 
     def close(self) -> None:
-        """Give everything back."""
         if self._compilation is not None:
             self._compilation.close()
         self._closing.close()

@@ -174,7 +174,6 @@ class Watch:
         self.receivers.refresh(row, pair, opcodes)
 
     def give_up(self, row: int) -> QueuePair:
-        """Forget a queue pair."""
         self.sentences.pop(row, None)
         others = self._judged != row
         if not others.all():

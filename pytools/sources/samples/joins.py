@@ -158,7 +158,6 @@ class Joins:
         self._near["fate"][self._near["fate"] == FRESH] = SPOILED
 
     def clear(self) -> None:
-        """Forget all samples."""
         self._near = self._far = np.empty(0, SAMPLE)
         self.flows.keep(set())
 

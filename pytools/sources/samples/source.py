@@ -280,7 +280,6 @@ class SampleSource(Source):
         }
 
     def close(self) -> None:
-        """Sample no more."""
         with contextlib.suppress(SwerveError):
             self._settings.update(0, (0, OFF, OFF, 0))
 

@@ -36,7 +36,6 @@ class Busiest:
         self._next, self._due_ns = 0, _NEVER_NS
 
     def weigh(self, keys: NDArray[Any], rows: NDArray[Any], since_ns: int) -> None:
-        """Take a part of a walk into account."""
         rates, measured = delivery_rates(rows)
         last_ns = rows["last_ns"].astype(np.int64)
         busy = measured & (last_ns >= since_ns) & (rows["flags"] & CLOSED == 0)

@@ -129,7 +129,6 @@ class Cgroups:
         return printable(target[len(self._root.rstrip("/")) :]) or "/"
 
     def close(self) -> None:
-        """Look no more up."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

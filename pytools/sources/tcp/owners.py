@@ -96,7 +96,6 @@ class Owners:
         return self._due_ns
 
     def close(self) -> None:
-        """Look no more up."""
         self._walk = None
         self._cgroups.close()
 

@@ -124,7 +124,6 @@ class TcpSource(Source):
             self._bus.publish(signal)
 
     def read(self, now_ns: int) -> None:
-        """Read the sums, and publish them."""
         common = {"host": self._host, "at_ns": now_ns, "unix_ns": time.time_ns()}
         window_ns, self._previous_ns = now_ns - self._previous_ns, now_ns
         self._interfaces.reread()

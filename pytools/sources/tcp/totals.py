@@ -68,7 +68,6 @@ class Growth:
         return grown
 
     def forget(self, keys: NDArray[np.bytes_]) -> None:
-        """These rows are gone."""
         kept = ~np.isin(self._keys, keys)
         self._keys, self._counts = self._keys[kept], self._counts[kept]
 

@@ -50,12 +50,10 @@ class Histogram:
         self.sum_ns = 0
 
     def observe(self, value_ns: int) -> None:
-        """One delay more."""
         self._counts[bisect_left(DELAY_BOUNDS_NS, value_ns)] += 1
         self.sum_ns += value_ns
 
     def add(self, counted: signals.Histogram) -> None:
-        """Delays that were counted elsewhere."""
         for place, count in enumerate(counted.by_class()):
             self._counts[place] += count
         self.sum_ns += counted.sum_ns
@@ -151,7 +149,6 @@ class Table:
         return row
 
     def remove(self, labels: Key) -> None:
-        """Remember it no more."""
         self._rows.pop(labels, None)
 
     def forget(self, before_ns: int) -> None:

@@ -145,7 +145,6 @@ class MetricsServer(socketserver.ThreadingMixIn, WSGIServer):
             self.shutdown_request(request)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """One scrape."""
         try:
             super().process_request_thread(request, client_address)
         finally:

@@ -91,7 +91,6 @@ class Feed:
             time.sleep(_LOT_S)
 
     def close(self) -> None:
-        """Disconnect."""
         self._end_look()
         if self._client is not None:
             self._client.close()
@@ -182,7 +181,6 @@ class ModelCollector(Collector):
         self._model, self._lock, self._instance = model, lock, instance
 
     def collect(self) -> Iterable[Metric]:
-        """All metrics as they stand now."""
         with self._lock:
             return list(expose(self._model, time.monotonic_ns(), self._instance))
 

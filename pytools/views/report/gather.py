@@ -135,7 +135,6 @@ class Gathering:
         self._records = self._broken = 0
 
     def add(self, signals: Iterable[AnySignal]) -> None:
-        """Take signals in."""
         for signal in signals:
             if not 0 < signal.unix_ns < _LATEST_NS:
                 self._broken += 1

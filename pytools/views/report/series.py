@@ -48,7 +48,6 @@ class Line:
 
     @property
     def points(self) -> list[Point]:
-        """All of them."""
         return [point for piece in self.pieces for point in piece]
 
 
@@ -99,7 +98,6 @@ class Series(_Slots[_Ends]):
         self._values = self._unknown = 0
 
     def merged(self, one: _Ends, other: _Ends) -> _Ends:
-        """Both."""
         if one is None or other is None:
             return other if one is None else one
         return min(one[0], other[0], key=_by_value), max(one[1], other[1], key=_by_value)
@@ -160,13 +158,11 @@ class Sums(_Slots[Mapping[str, int]]):
         super().__init__(limit)
 
     def add(self, unix_ns: int, counts: Mapping[str, int]) -> None:
-        """More of them."""
         counted = {kind: count for kind, count in counts.items() if count}
         if counted:
             self.put(unix_ns, counted)
 
     def merged(self, one: Mapping[str, int], other: Mapping[str, int]) -> Mapping[str, int]:
-        """Both."""
         return _summed((one, other))
 
     def bars(self, limit: int = SLOTS) -> Bars:
