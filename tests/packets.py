@@ -40,12 +40,6 @@ def stamp_request(seq: int, ssid: int) -> bytes:
     return struct.pack("!IQHH", seq, 0, 0, ssid).ljust(44, b"\0")
 
 
-def stamp_reply(seq: int, ssid: int, reflector_seq: int = 0) -> bytes:
-    """A reflected packet: the sender's sequence number lies at byte 24."""
-    head = struct.pack("!IQHHQI", reflector_seq, 0, 0, ssid, 0, seq)
-    return head.ljust(44, b"\0")
-
-
 def udp(payload: bytes, source: int = 5000, destination: int = PORT, length: int | None = None) -> bytes:
     return struct.pack("!HHHH", source, destination, length or len(payload) + 8, 0) + payload
 

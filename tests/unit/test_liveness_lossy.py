@@ -108,21 +108,6 @@ def at_random(seed: int, paths: int, share: float) -> Loss:
     return lambda: chance.random(paths) < share
 
 
-def in_bursts(seed: int, paths: int, share: float, mean_ns: float) -> Loss:
-    """Gilbert-Elliott: all is lost while a path is bad, and that so long on average."""
-    chance, bad = np.random.default_rng(seed), np.zeros(paths, np.bool_)
-    ends = STEP_NS / mean_ns
-    begins = ends * share / (1 - share)
-
-    def step() -> NDArray[np.bool_]:
-        nonlocal bad
-        drawn = chance.random(paths)
-        bad = np.where(bad, drawn >= ends, drawn < begins)
-        return bad
-
-    return step
-
-
 def both_ways(share: float) -> float:
     return 1 - (1 - share) ** 2
 
