@@ -102,9 +102,6 @@ class Slot(Generic[_S]):
 
     Args:
         make: Makes the source for a configuration; None where it wants none.
-
-    Attributes:
-        source: The one that works now; None where none is wanted.
     """
 
     def __init__(self, make: Callable[[AgentConfig], _S | None], config: AgentConfig) -> None:
@@ -112,7 +109,7 @@ class Slot(Generic[_S]):
         self._selector: selectors.BaseSelector | None = None
         self._files: set[Any] = set()
         self._lost: Counter[str] = Counter()  # by those before
-        self.source = make(config)
+        self.source = make(config)  # the one that works now; None where none is wanted
 
     def register(self, selector: selectors.BaseSelector) -> None:
         """Keep the selector for those to come."""

@@ -18,14 +18,11 @@ class Scheduler:
     Args:
         selector: Where sources wait for descriptors; `key.data` is a callable that takes the event mask.
         before_waiting: Called after the sources, before anything is waited for.
-
-    Attributes:
-        sources: All that were added.
     """
 
     def __init__(self, selector: selectors.BaseSelector, before_waiting: Callable[[], None]) -> None:
         self._selector, self._before_waiting = selector, before_waiting
-        self.sources: list[Source] = []
+        self.sources: list[Source] = []  # all that were added
         self._due_ns: list[int] = []
         self._late_ns: list[Callable[[], int]] = []  # how late each source may be called
         self._woken: list[int] = []  # sources, by number

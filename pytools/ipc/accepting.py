@@ -26,16 +26,13 @@ class Accepting:
         sock: The listening socket.
         admit: Takes each connection, non-blocking, which is then its own.
         at_once: The most connections that one event of the selector accepts.
-
-    Attributes:
-        paused: How often it had to stop accepting for want of descriptors or memory.
     """
 
     def __init__(self, sock: socket.socket, admit: Callable[[socket.socket], None], at_once: int = 1) -> None:
         self._sock, self._admit, self._at_once = sock, admit, at_once
         self._selector: selectors.BaseSelector | None = None
         self._again_ns: int | None = None  # when it listens again; None while it listens
-        self.paused = 0
+        self.paused = 0  # how often it had to stop accepting for want of descriptors or memory
 
     def register(self, selector: selectors.BaseSelector) -> None:
         """Listen from this selector; `key.data` is a callable taking the event mask."""

@@ -35,9 +35,6 @@ class Outbox:
     Args:
         most_bytes: How much of each kind may wait.
         chunk_bytes: How much `take` gives at once; with more than that waiting a client is behind.
-
-    Attributes:
-        blocked: Whether the client took less than it was given.
     """
 
     def __init__(self, most_bytes: int, chunk_bytes: int) -> None:
@@ -46,7 +43,7 @@ class Outbox:
         self._taken: list[tuple[_Queue | None, _Queued]] = []
         self._begun = b""  # rest of a line of which the client has the beginning
         self._number = 0
-        self.blocked = False
+        self.blocked = False  # whether the client took less than it was given
 
     def __bool__(self) -> bool:
         return bool(self._begun or self._urgent.lines or self._bulk.lines)

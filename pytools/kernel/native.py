@@ -23,23 +23,14 @@ _FLAGS: Final = ("-O2", "-g", "-std=gnu11", "-Wall", "-Wextra")
 
 @dataclass(frozen=True)
 class Native:
-    """A program or library of ours.
+    """A program or library of ours."""
 
-    Attributes:
-        what: How an error names it.
-        source: What is compiled.
-        target: What it becomes.
-        parts: What the source includes.
-        flags: For the compiler, besides those for all.
-        packages: What a host lacks on which it cannot be built.
-    """
-
-    what: str
-    source: Path
-    target: Path
-    parts: Sequence[Path] = ()
-    flags: Sequence[str] = ()
-    packages: str = "apt-get install gcc libc6-dev"
+    what: str  # how an error names it
+    source: Path  # what is compiled
+    target: Path  # what it becomes
+    parts: Sequence[Path] = ()  # what the source includes
+    flags: Sequence[str] = ()  # for the compiler, besides those for all
+    packages: str = "apt-get install gcc libc6-dev"  # what a host lacks on which it cannot be built
 
     def is_built(self) -> bool:
         """Whether it is there and newer than its sources."""

@@ -64,17 +64,13 @@ class Port:
 
 @dataclass(frozen=True, slots=True)
 class Rail:
-    """One rail, or one of the ways inside a rail: a router with a port towards every host.
-
-    Attributes:
-        inner: The ways between its ports; with none it forwards from port to port itself.
-    """
+    """One rail, or one of the ways inside a rail: a router with a port towards every host."""
 
     number: int
     name: str
     netns: str
     ports: tuple[Port, ...]
-    inner: tuple[Rail, ...] = ()
+    inner: tuple[Rail, ...] = ()  # the ways between its ports; with none it forwards from port to port itself
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,10 +32,6 @@ class TrackWriter:
         limit_bytes: For all its segments together; only one that is being written alone exceeds it, by what one `write`
             adds.
         age_ns: What is older goes.
-
-    Attributes:
-        lost: Records that could not be written: a full disk, or a directory that is gone.
-        error: Why, while it lasts.
     """
 
     def __init__(self, directory: Path, track: Track, limit_bytes: int, age_ns: int) -> None:
@@ -46,8 +42,8 @@ class TrackWriter:
         self._size = self._total = self._began = 0  # bytes of this segment, and of all
         self._unflushed = 0  # records
         self._deflate = zlib.compressobj(_LEVEL, zlib.DEFLATED, _GZIP)
-        self.lost = 0
-        self.error = ""
+        self.lost = 0  # records that could not be written: a full disk, or a directory that is gone
+        self.error = ""  # why, while it lasts
 
     def write(self, lines: bytes, now_ns: int) -> None:
         """Append whole lines; they are in the file after `flush`."""

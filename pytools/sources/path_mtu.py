@@ -84,9 +84,6 @@ class PathMtuSource(Source):
 
     Args:
         paths: The paths that are probed now.
-
-    Attributes:
-        watched: What is known of each path to which sizes are probed.
     """
 
     def __init__(self, config: AgentConfig, bus: Bus, paths: Callable[[], Sequence[PinnedPath]]) -> None:
@@ -99,7 +96,7 @@ class PathMtuSource(Source):
         self._window_end_ns = 0
         self._known: Sequence[PinnedPath] = ()
         self._try_again_ns = _NEVER_NS  # to open sockets that could not be had
-        self.watched: dict[PinnedPath, _Watched] = {}
+        self.watched: dict[PinnedPath, _Watched] = {}  # what is known of each path to which sizes are probed
         self._hurried = False  # a search is under way
         self._next_seq = 0
         self._gone_wire_bytes = 0  # of sockets that are closed

@@ -39,9 +39,6 @@ class RecordingSource(Source):
         long_window_ns: Shorter windows are details: they go to the fine track alone.
         bus: Whose signals.
 
-    Attributes:
-        failed: Why nothing is written now, by track; another one after each tick.
-
     Raises CapabilityError if the directory cannot be made.
     """
 
@@ -60,7 +57,7 @@ class RecordingSource(Source):
         self._long_ns, self._bus = long_window_ns, bus
         self._lots: dict[Track, list[bytes]] = {track: [] for track in TRACKS}
         self._dropped = 0  # records
-        self.failed: dict[str, str] = {}
+        self.failed: dict[str, str] = {}  # why nothing is written now, by track; another one after each tick
         self._thread = _Thread(writers)
         bus.add(self, TYPES - NEVER - ASIDE, self._offer, besides=ASIDE)
         self._thread.start()

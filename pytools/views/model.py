@@ -77,23 +77,14 @@ def is_shown(window_ns: int, shown_ns: int, since_ns: int) -> bool:
 
 @dataclass(frozen=True)
 class Kept:
-    """How the signals of one kind are remembered.
+    """How the signals of one kind are remembered."""
 
-    Attributes:
-        key: What tells them apart: of one key the newest is kept.
-        silent_ns: What was not heard of for so long, or for three windows, is not vouched for.
-        forgotten_ns: After so long, or three windows, it goes.
-        most: How many are remembered.
-        rank: Of more than that, those of the lowest rank go.
-        replaces: Whether a signal takes the place of the one before.
-    """
-
-    key: Callable[[Any], Hashable]
-    silent_ns: int = SILENT_NS
-    forgotten_ns: int = _EVER
-    most: int = _EVER
-    rank: Callable[[Any], tuple[int, ...]] = lambda row: (row.at_ns,)
-    replaces: Callable[[Any, Any], bool] = lambda _new, _old: True
+    key: Callable[[Any], Hashable]  # what tells them apart: of one key the newest is kept
+    silent_ns: int = SILENT_NS  # what was not heard of for so long, or for three windows, is not vouched for
+    forgotten_ns: int = _EVER  # after so long, or three windows, it goes
+    most: int = _EVER  # how many are remembered
+    rank: Callable[[Any], tuple[int, ...]] = lambda row: (row.at_ns,)  # of more than that, those of the lowest rank go
+    replaces: Callable[[Any, Any], bool] = lambda _new, _old: True  # whether a signal takes the place of the one before
 
 
 def _of_host(_row: object) -> None:

@@ -17,14 +17,10 @@ _END_S: Final = 1.0  # so long the end of a run waits for what is still to be wr
 
 
 class Later:
-    """A queue of writes and the thread that does them.
-
-    Attributes:
-        lost: Writes that failed, or that there was no room for.
-    """
+    """A queue of writes and the thread that does them."""
 
     def __init__(self) -> None:
-        self.lost = 0
+        self.lost = 0  # writes that failed, or that there was no room for
         self._waiting: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._failure = ""
         threading.Thread(target=self._run, name="later", daemon=True).start()

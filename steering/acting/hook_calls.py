@@ -161,9 +161,6 @@ class HookCalls:
         scope: This boot and network namespace.
         report: Takes what became of a delivery.
         make: Makes a call in place of a process; raises SwerveError when it fails.
-
-    Attributes:
-        deliveries: Those that are not finished.
     """
 
     def __init__(
@@ -174,7 +171,7 @@ class HookCalls:
         make: Callable[[Settings, dict[str, Any]], str] | None = None,
     ) -> None:
         self._file, self._scope, self._report, self._make = file, scope, report, make
-        self.deliveries: dict[tuple[Settings, str], Delivery] = {}
+        self.deliveries: dict[tuple[Settings, str], Delivery] = {}  # those that are not finished
         self._notices: tuple[Notice, ...] = ()
         self._lines: dict[str, _Line] = {}
         self._written: bytes | None = None

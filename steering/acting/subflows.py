@@ -33,9 +33,6 @@ class SubflowActing(Closing):
         ports: Knows ways, and which ports take which.
         every_ns: Time between two segments.
         output: Takes lines for the log, and acts.
-
-    Attributes:
-        why_not: Why nothing is done; empty while it is.
     """
 
     def __init__(self, ports: PortEngine, every_ns: int, output: messages.Output) -> None:
@@ -47,7 +44,7 @@ class SubflowActing(Closing):
         self._subflows: dict[FlowKey, Subflow] = {}
         self._ids: dict[int, int] = {}  # the last local id, by token
         self._look_ns = self._ask_ns = 0
-        self.why_not = ""
+        self.why_not = ""  # why nothing is done; empty while it is
 
     def close(self) -> None:
         self._stack.close()

@@ -54,19 +54,14 @@ class Desk:
         deadline: Until when this run has to be confirmed.
 
     Raises SwerveError if the orders on disk cannot be read, or must not be trusted.
-
-    Attributes:
-        frozen: Why no act may be started; empty when one may.
-        sleeps: When the host was suspended.
-        register: Have a selector wait for the operator's requests.
     """
 
     def __init__(self, site: Site, deadline: Deadline | None) -> None:
         self._site, self._deadline = site, deadline
         self._stop_file = StopFile(site.folder)
         self._scope = netns.scope()
-        self.sleeps = elapsed.Sleeps()
-        self.frozen = ""
+        self.sleeps = elapsed.Sleeps()  # when the host was suspended
+        self.frozen = ""  # why no act may be started; empty when one may
         self._pins = PinDesk(site)
         site.engine.overrides = kept_orders.load(site.folder, elapsed.moment())
         for order in site.engine.overrides.orders:
@@ -76,7 +71,7 @@ class Desk:
             confirm = f"swerve steer confirm{directories.option_of(site.folder.name)}"
             site.output.say(f"everything is undone after {left}, unless you run: {confirm}")
         self._server = ControlServer(site.folder / SOCKET, self.answer)
-        self.register = self._server.register
+        self.register = self._server.register  # have a selector wait for the operator's requests
 
     def __enter__(self) -> Self:
         return self

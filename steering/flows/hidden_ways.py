@@ -62,15 +62,11 @@ class Fan:
 
 
 class Ways:
-    """The ways to all managed addresses of one family.
-
-    Attributes:
-        fans: By address.
-    """
+    """The ways to all managed addresses of one family."""
 
     def __init__(self, wanted: AroundWays, managed: tuple[str, ...], family: Literal[4, 6]) -> None:
         self._wanted, self._managed, self._is_ipv6 = wanted, managed, family == 6
-        self.fans: dict[str, Fan] = {}
+        self.fans: dict[str, Fan] = {}  # by address
         self._several: dict[str, int] = {}  # addresses that several paths lead to, and when that was last told
 
     def take(self, signal: PathWay, now: int) -> News:

@@ -131,15 +131,12 @@ class Locks(Closing):
         namespace: Whether that of the namespace is needed.
         scope: This boot and network namespace.
 
-    Attributes:
-        former: Who keeps what is in force; None when nobody did.
-
     Raises RefusedError if a controller runs.
     Raises SwerveError if a guardian is undoing what a dead one did.
     """
 
     def __init__(self, path: Path, wait_s: float, namespace: bool, scope: str) -> None:
-        self.former: Former | None = None
+        self.former: Former | None = None  # who keeps what is in force; None when nobody did
         self._folder, self._scope = path.parent, scope
         self._more: list[int] = []
         self._namespace: NamespaceLock | None = None

@@ -51,13 +51,10 @@ class Shelf:
     Args:
         own: This user's, where entries are put. Made if need be. Empty: nothing is kept.
         *others: Where entries are looked for besides.
-
-    Attributes:
-        refused: Why an entry that was there could not be loaded.
     """
 
     def __init__(self, own: str, *others: str) -> None:
-        self.refused = ""
+        self.refused = ""  # why an entry that was there could not be loaded
         self._own, self._fds = -1, list[int]()
         with contextlib.suppress(OSError, RefusedError):
             if own:

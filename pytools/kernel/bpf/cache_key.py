@@ -52,17 +52,11 @@ def flags(bpf_dir: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a program is made from.
+    """What a program is made from."""
 
-    Attributes:
-        program: Empty for a program that is not ours.
-        compiler: Empty where nothing compiles.
-        lacking: Why nothing does, for a program of ours.
-    """
-
-    program: Mapping[str, Any]
-    compiler: Mapping[str, Any]
-    lacking: str = ""
+    program: Mapping[str, Any]  # empty for a program that is not ours
+    compiler: Mapping[str, Any]  # empty where nothing compiles
+    lacking: str = ""  # why nothing does, for a program of ours
 
     @property
     def prefix(self) -> str:

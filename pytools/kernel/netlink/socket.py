@@ -33,17 +33,12 @@ T = TypeVar("T")
 
 
 class NetlinkError(SwerveError):
-    """The kernel answered a netlink request with an error.
-
-    Attributes:
-        code: The errno, positive.
-        sentence: The kernel's own explanation; empty when it gave none.
-    """
+    """The kernel answered a netlink request with an error."""
 
     def __init__(self, what: str, code: int, sentence: str, next_step: str = "") -> None:
         super().__init__(f"{what}: {sentence or os.strerror(code)}", next_step)
-        self.code = code
-        self.sentence = sentence
+        self.code = code  # the errno, positive
+        self.sentence = sentence  # the kernel's own explanation; empty when it gave none
 
 
 class _InterruptedDumpError(Exception):

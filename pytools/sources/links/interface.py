@@ -24,20 +24,15 @@ class Interface:
     Args:
         row: Its first reading.
         flap_window_ns: A carrier that is found again within it has flapped.
-
-    Attributes:
-        upper: The interface with paths whose packets it carries; empty when it has paths itself.
-        bond: What it is a port of.
-        device: The bond or team that it is, is a port of, or is above.
     """
 
     def __init__(self, host: str, row: LinkRow, now_ns: int, flap_window_ns: int) -> None:
         self.index, self.name = row.index, row.name
         self.wanted_ns = now_ns  # when it last carried paths
         self.paths: tuple[Path, ...] = ()
-        self.upper = ""
-        self.bond: BondRow | None = None
-        self.device = ""
+        self.upper = ""  # the interface with paths whose packets it carries; empty when it has paths itself
+        self.bond: BondRow | None = None  # what it is a port of
+        self.device = ""  # the bond or team that it is, is a port of, or is above
         self._pathless_ns = now_ns  # when it last had paths, or no carrier
         self._host = host
         self._history = LinkHistory(row, now_ns, flap_window_ns)

@@ -144,9 +144,6 @@ class Frame:
     """One packet at a time along one path, of whatever size; probe.c sends it to the path's gateway, and no more.
 
     Where packets begin with the IP header it leaves as it is: with a header in front, the longest would be too long.
-
-    Attributes:
-        address: Where a packet socket sends it.
     """
 
     def __init__(
@@ -157,7 +154,7 @@ class Frame:
         self._family, self._port, self._dscp = pinned.family, port, dscp
         self._begins_at = _ETHERNET_BYTES if pinned.bare else 0
         self._checksum_at = _ETHERNET_BYTES + _IP_BYTES[pinned.family] + _UDP_BYTES - 2
-        self.address = (pinned.path.interface, _ETHERTYPE[pinned.family])
+        self.address = (pinned.path.interface, _ETHERTYPE[pinned.family])  # where a packet socket sends it
 
     def around(self, payload: bytes) -> bytes:
         """The frame with this UDP payload."""

@@ -25,16 +25,13 @@ _NUMBER: Final = {"free_running": FREE, "holdover": HOLDOVER, "synchronised": SY
 class PathClocks(Growing):
     """What is known of the clocks of every path.
 
-    Attributes:
-        contradictions: Samples that were earlier than what was known of the clocks allowed.
-
     A sample that would be earlier than the bound allows contradicts what is known: queueing only lengthens delays, so
     one of the clocks was stepped, or the bound was wrong. The path is then suspended, nothing of it is a fact, until an
     offset is set that was found out later.
     """
 
     def __init__(self) -> None:
-        self.contradictions = 0
+        self.contradictions = 0  # samples that were earlier than what was known of the clocks allowed
         self.any_suspended = False
         self._any_known = False  # whether an offset was ever set
         self.grow(0)

@@ -61,19 +61,15 @@ class Meeting:
         routers: On the path.
         before: What an earlier search has found; a port that is not answered any more keeps it.
         bundled: Whether the path's interface is, or is above, a bond or team that hashes flows over its ports.
-
-    Attributes:
-        lowers: By which lower interface each port leaves.
-        counted: Whether so many ports were answered that `ways` is worth telling.
     """
 
     def __init__(self, routers: int, before: Sequence[Hop] = (), bundled: bool = False) -> None:
         self.hops: list[dict[int, str]] = [{} for _ in range(routers)]
-        self.lowers: dict[int, str] = {}
+        self.lowers: dict[int, str] = {}  # by which lower interface each port leaves
         self._bundled = bundled
         self._before = before if len(before) == routers else [dict[int, str]()] * routers
         self._silent: set[int] = set()
-        self.counted = False
+        self.counted = False  # whether so many ports were answered that `ways` is worth telling
 
     def ways(self) -> Ways:
         found = group(self.hops, () if self.lowers else self._silent, self.lowers)
@@ -168,17 +164,13 @@ class Locating:
         sick, good: What is bad, and what is not.
         first: The first hop at which they differ.
         size: How bad it is: queueing (ns) of what is slow, else the share of losses.
-
-    Attributes:
-        hop: The last that is not affected; None: not known.
-        moved: Whether ports of the bad way leave by another lower interface than they did.
     """
 
     def __init__(self, sick: Way, good: Way, state: State, first: int, size: float) -> None:
         self._sick, self._good, self._state, self._first, self._size = sick, good, state, first, size
         self._seen: dict[tuple[int, bool], list[int | None]] = {}
-        self.hop: int | None = None
-        self.moved = False
+        self.hop: int | None = None  # the last that is not affected; None: not known
+        self.moved = False  # whether ports of the bad way leave by another lower interface than they did
 
     def search(self) -> Search:
         """Ask the routers of both ways in turn, hop by hop."""

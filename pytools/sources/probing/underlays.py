@@ -28,9 +28,6 @@ class Underlays:
 
     Args:
         loaded: With observe.c; without it nothing is counted. Stays the caller's.
-
-    Attributes:
-        refused: How many ways are not counted, since the kernel's table is full.
     """
 
     def __init__(self, netlink: Netlink, loaded: Loaded) -> None:
@@ -40,7 +37,7 @@ class Underlays:
         self._ways: dict[Path, list[tuple[Underlay, _Key]]] = {}
         self._several: dict[_Key, str] = {}  # with the name of the interface: those that are counted
         self._before: dict[_Key, int] = {}
-        self.refused = 0
+        self.refused = 0  # how many ways are not counted, since the kernel's table is full
 
     def look(self, paths: Sequence[PinnedPath], links: dict[int, Link]) -> None:
         """Look at the routes below the tunnels again."""

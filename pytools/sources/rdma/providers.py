@@ -79,10 +79,6 @@ class Uprobes(Way):
         devices: Where the kernel lists RDMA devices.
         library: The verbs library.
         environment: For the child that opens the devices.
-
-    Attributes:
-        failed: What could not be found or probed, and why.
-        table: The table, where the programs could be loaded.
     """
 
     def __init__(
@@ -92,12 +88,12 @@ class Uprobes(Way):
         library: str = LIBRARY,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        self.failed: dict[str, str] = {}
+        self.failed: dict[str, str] = {}  # what could not be found or probed, and why
         self._loaded, self._devices, self._library = loaded, devices, library
         self._environment = environment
         self._probes: dict[tuple[str, int, int, str], Uprobe] = {}  # program, device and inode, offset
         self._functions: dict[str, list[tuple[str, int]]] = {}
-        self.table: KernelTable | None = None
+        self.table: KernelTable | None = None  # the table, where the programs could be loaded
         self._reason = loaded.failed.get("rdma.c", "")
         self._names: frozenset[str] = frozenset()
         self._finding: subprocess.Popen[str] | None = None

@@ -49,9 +49,6 @@ class RdmaSource:
         ways: The ways in; closed with this.
         path_of: Which measured path, if any, a remote address and an interface make.
         sysfs: Where RDMA devices are listed.
-
-    Attributes:
-        watch: The state of every queue pair.
     """
 
     def __init__(
@@ -64,7 +61,7 @@ class RdmaSource:
     ) -> None:
         self._host, self._bus, self._path_of, self._ways = config.host, bus, path_of, ways
         self._sysfs, self._ports = sysfs, Sysfs(sysfs)
-        self.watch = Watch(config.rdma, self._describe, NotReady(sysfs))
+        self.watch = Watch(config.rdma, self._describe, NotReady(sysfs))  # the state of every queue pair
         self._reports = Reports(config.host, self.watch)
         self._interval_ns = int(config.rdma.interval_ms * _MS)
         self._window_ns = config.windows.long_ns

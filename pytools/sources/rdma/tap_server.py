@@ -107,9 +107,6 @@ class TapServer(Way):
         rows: Queue pairs in one table (SWERVE_QPS).
         per_user: Tables that all processes of one user may have at once; root may have TABLES_OF_ROOT.
 
-    Attributes:
-        conversations: Connections of processes that have no table yet.
-
     Raises SwerveError if another agent serves this socket, or it cannot be made.
     """
 
@@ -117,7 +114,7 @@ class TapServer(Way):
         self._record, self._rows, self._per_user = record, rows, per_user
         self._processes: dict[int, _Process] = {}
         self._left: list[TapTable] = []  # of processes that are gone, until their rows have been told
-        self.conversations: set[_Conversation] = set()
+        self.conversations: set[_Conversation] = set()  # connections of processes that have no table yet
         self._selector: selectors.BaseSelector | None = None
         self._refused = self._malformed = self._abandoned = 0
         self._listener = Listener(path, self._admit, 0o666, socket.SOCK_SEQPACKET)

@@ -62,10 +62,6 @@ class SampleSource(Source):
         hosts: The bus between hosts.
         between: How a peer's clock runs against ours; asked once per window for peers whose clock is not shared.
         path_of: Which measured path, if any, a remote address and an interface make.
-
-    Attributes:
-        control: How often is sampled.
-        joins: What is remembered of both ends.
     """
 
     def __init__(
@@ -87,9 +83,9 @@ class SampleSource(Source):
         self._addresses = {mapped(peer.address): self._names.index(peer.name) for peer in config.peers}
         self._directions: dict[bytes, int] = {}
         shared = {peer.name for peer in config.peers if peer.clock == "shared"}
-        self.control = RateControl(config.samples.per_s)
+        self.control = RateControl(config.samples.per_s)  # how often is sampled
         self._outward, self._inward = Rates(), Rates()
-        self.joins = Joins(len(self._names))
+        self.joins = Joins(len(self._names))  # what is remembered of both ends
         self._interfaces = interfaces
         self._reports = Reports(
             config.host,
