@@ -50,16 +50,12 @@ def start_agents(lab: Lab, log: Any) -> list[subprocess.Popen[str]]:
 
 
 class SteeredHost:
-    """A host and its controller, once that is started.
-
-    Attributes:
-        controller: The latest one.
-    """
+    """A host and its controller, once that is started."""
 
     def __init__(self, lab: Lab, host: Host, log: Path) -> None:
         self.lab, self.host, self.log = lab, host, log
         self.folder = directories.state_dir(host.netns)
-        self.controller: subprocess.Popen[str] | None = None
+        self.controller: subprocess.Popen[str] | None = None  # the latest one
         self._log_at = 0
 
     def start(self, policy: Path) -> None:
