@@ -183,7 +183,6 @@ def unsafe(path: Path, opened: os.stat_result, trusted: Sequence[int] = ()) -> s
     mount is read-only: so Kubernetes mounts a ConfigMap, mode 0777 above links to a directory of mode 0755.
 
     Args:
-        path: The file.
         opened: What it is: of the descriptor where there is one, so that nobody can change it in between.
         trusted: Users that may own it as well.
     """

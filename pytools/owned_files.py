@@ -80,8 +80,6 @@ def replace(path: Path, data: bytes, *, durable: bool = False) -> None:
     """Give a file other contents, mode 0600, as a whole: whoever reads it finds the former ones or these.
 
     Args:
-        path: The file.
-        data: What it shall hold.
         durable: Whether that is on disk when this returns; its name has to be synced besides.
 
     Raises OSError if it cannot be written; the file has the former contents then.
@@ -117,8 +115,6 @@ class ReplacedFile:
     """A file that is replaced from time to time; an error is reported when it is another one than the last time.
 
     Args:
-        path: The file.
-        report: Takes the error.
         makes_directory: Whether its directory is made, with mode 0700, when it is missing.
     """
 

@@ -25,8 +25,6 @@ class AgentLink:
     """A client of the agent that survives the agent.
 
     Args:
-        path: The agent's socket.
-        kinds: The signals to ask for.
         received: Takes what arrives, as soon as it arrives.
         connected: Called after each new connection: the agent may be another one.
         say: Takes a line for the log.

@@ -60,7 +60,6 @@ class Agent(Closing):
     """All sources of one namespace, wired; enter the namespace before making one.
 
     Args:
-        config: Whom to probe, and how.
         namespace: The name of the namespace, for the place of the control socket.
         compilation: Of `pytools.sources.programs.all_of(config)`, which may be under way since before this module was
             imported.

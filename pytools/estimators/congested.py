@@ -119,7 +119,6 @@ def tempered(fit: EdgeFit, prior: EdgeFit | None, floor_ns: int, asymmetry_share
         fit: What the window says.
         prior: What was said before it; after a step nothing that came before counts.
         floor_ns: The round trip when nothing waits.
-        asymmetry_share: See `fit_edge`.
 
     Its sigma and bound take the excess in where the prior does not help.
     """

@@ -108,7 +108,6 @@ def lower_edges(
     Args:
         times_s, values_ns (pairs of ndarray): Forward and reverse measurements, means of two probes first.
         means: How many measurements of each direction are means.
-        first: Where to start.
         noise_ns: Standard deviation of a difference of two stamps; means have less.
         drift_guess (pair of float): A drift known from elsewhere and its standard deviation.
     """

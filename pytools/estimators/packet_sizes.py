@@ -110,8 +110,6 @@ def learn(state: Sizes, sent: Sequence[Shot], passed: Sequence[bool], understood
     """What is known once a round is over, of a path that is alive.
 
     Args:
-        sent: What `shots` said.
-        passed: Which of them came back.
         understood: Whether the other end is known to answer every size; if not, what does not come back says nothing.
     """
     if all(passed) and state.settled:

@@ -23,7 +23,6 @@ class Accepting:
     """Accepts connections of a non-blocking listening socket, which becomes its own.
 
     Args:
-        sock: The listening socket.
         admit: Takes each connection, non-blocking, which is then its own.
         at_once: The most connections that one event of the selector accepts.
     """

@@ -36,7 +36,6 @@ class Connection(Generic[_Told], Closing):
     for many signals. Otherwise iterate, or call `next`.
 
     Args:
-        path: The agent's socket.
         types: Types wanted; None for all, an empty set for one that only publishes.
         coarse: Without details: short windows of a path, delays of single connections.
 

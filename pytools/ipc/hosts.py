@@ -53,7 +53,6 @@ class HostBus:
         host: Our name, as the peers' configurations have it.
         peers: Who is believed, and where they are; several addresses of one name are one peer.
         settings: The port that all use, and the file with the key that all share.
-        now: CLOCK_MONOTONIC nanoseconds.
 
     Raises UsageError if there is no key, or our own name is a peer's.
     Raises SwerveError if the key is not ours alone, or the port cannot be had.

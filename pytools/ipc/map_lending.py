@@ -26,7 +26,6 @@ class Lender:
     """Lends maps to whoever connects, if it is root or the same user.
 
     Args:
-        path: The socket.
         maps: Descriptors by name; stay the caller's.
 
     Raises SwerveError as `Listener` does.
@@ -91,7 +90,6 @@ class Loan:
     """The maps of one lender, as long as it lives.
 
     Args:
-        path: The lender's socket.
         selector: Where to wait for it.
         lent: Takes the descriptors by name, which are then its own; called once.
         over: Called when the loan ends from the other side, or was never made.

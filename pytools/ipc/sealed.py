@@ -131,9 +131,7 @@ class Sealer:
     """One host's end: signs what goes out, judges what comes in.
 
     Args:
-        host: Our name.
         peers: The names of those who are believed.
-        key: Shared by all.
         random: Gives so many random bytes.
     """
 

@@ -217,11 +217,6 @@ class Server(Closing):
         queue_bytes: How much one client may leave unread before signals are dropped for it.
         long_window_ns: Shorter windows of a path are details.
 
-    Attributes:
-        connections: The clients that are connected.
-        publishes: Whether clients may publish.
-        most_lines: How many lines a client may send.
-
     Raises SwerveError as `Listener` does.
     """
 
@@ -336,7 +331,6 @@ class ReadServer(Server):
     places and a bound on what it sends of its own, so that it keeps nobody from the other socket.
 
     Args:
-        bus: Where signals come from.
         path: The socket. Any user may connect to it; who is not root, the agent's user, or in the group is shown out.
         group: The group that may read; None for nobody else.
         long_window_ns: Shorter windows of a path are details.

@@ -63,7 +63,6 @@ def build(spec: Spec, given: Sequence[clocks.VirtualClock] | None = None, key_fi
     """Make all of it. What was made when something fails is the caller's to remove.
 
     Args:
-        spec: What to make.
         given: A clock for each host; they share the machine's unless given.
         key_file: Where to put the key that lets the agents talk to each other; they do not unless given.
     """

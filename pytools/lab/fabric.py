@@ -22,7 +22,6 @@ class Lab:
     """One lab, whether made by this process or found. As a context manager it is taken down at the end.
 
     Attributes:
-        spec: How it was made.
         hosts, rails: Host 1 is `hosts[0]`, rail 1 is `rails[0]`.
     """
 
@@ -52,8 +51,6 @@ class Lab:
         """Make a lab.
 
         Args:
-            name: Must not be in use.
-            hosts, rails: How large.
             rate: Rate of each rail port towards its host; `none` leaves them unshaped.
             queue_bytes: Queue of each port in bytes.
             ipv6: Let the agents' configurations name IPv6 peers as well.
@@ -143,7 +140,6 @@ class Lab:
         """Cut the rate of a rail's ports, or their queues, in place.
 
         Args:
-            rail: Which rail.
             rate: The new rate; as the lab was made unless given.
             queue_bytes: The new queue; as the lab was made unless given. A queue shorter than a burst loses packets.
             toward: Only the port towards this host.
@@ -157,9 +153,7 @@ class Lab:
         """Congest a rail with other traffic: UDP to a host's address on that rail, from the host after it.
 
         Args:
-            rail: Which rail.
             rate: How much is sent towards each host, like 90mbit.
-            toward: Only towards this host.
             inner: By a flow that takes this way inside the rail.
         """
         rate_bit_s = parse_rate(rate)
@@ -180,7 +174,6 @@ class Lab:
         """Fill a share of every port of a rail with bursty TCP between all hosts; `heal` ends it.
 
         Args:
-            rail: Which rail.
             share: Of each port's rate, on average: 0.4 is 40 %. `sent_bytes` tells what came of it.
             seed: The same seed sends the same bursts at the same times.
         """
@@ -195,7 +188,6 @@ class Lab:
         """Let a rail lose packets without a word: carrier stays up, gateways still answer.
 
         Args:
-            rail: Which rail.
             direction: Only packets from this host to that one; all forwarded packets unless given.
             inner: Only what takes this way inside the rail.
         """
@@ -216,10 +208,8 @@ class Lab:
         """Let a rail mark every n-th packet that can be marked (ECN) as having met congestion; `counts` tells how many.
 
         Args:
-            rail: Which rail.
             every: 1 marks them all. Each CPU counts for itself; a buffer that is to become several packets is marked
                 whole.
-            toward: Only packets towards this host.
         """
         faults.mark(self.spec, rail, every, toward)
 
@@ -227,10 +217,7 @@ class Lab:
         """Let a rail forward no IP packet longer than this.
 
         Args:
-            rail: Which rail.
-            mtu_bytes: The longest packet that passes.
             silent: Lose longer ones without a word (`counts` tells how many) instead of telling the sender by ICMP.
-            toward: Only packets towards this host.
         """
         faults.narrow(self.spec, rail, mtu_bytes, silent, toward)
 
@@ -238,9 +225,7 @@ class Lab:
         """Let a rail lose packets at random; `counts` tells how many.
 
         Args:
-            rail: Which rail.
             share: Of all packets that its ports send, each independently: 0.2 is 20 %. Both ways of a round trip lose.
-            toward: Only packets towards this host.
         """
         faults.lose(self.spec, rail, share, toward)
 
@@ -248,7 +233,6 @@ class Lab:
         """Let the cables between a rail and its hosts carry nothing, for the rail's own packets neither.
 
         Args:
-            rail: Which rail.
             host: Only the cable to this host.
             carrier: Both ends lose their carrier, and with it the host its nexthops; else they notice nothing.
         """
@@ -278,7 +262,6 @@ class Lab:
         """Give a rail (all of them unless given) its cables, rate, queue and MTU back; end its load, marks and loss.
 
         Args:
-            rail: Which rail.
             routes: Give hosts their nexthops, groups and routes back as well, as `up` had made them: the kernel drops
                 what loses its carrier, and nobody puts it back but a routing daemon or this.
         """

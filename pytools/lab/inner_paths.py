@@ -32,9 +32,7 @@ def build(netlink: Netlink, rail: Rail, hosts: tuple[Host, ...], spec: Spec) -> 
     """Make the ways of a rail, if it is to have any, and let its ports choose among them.
 
     Args:
-        netlink: Of the rail's namespace.
         rail: Its ports are there already.
-        hosts: All of the lab.
         spec: The ways' ports are shaped as the rail's.
     """
     for way in rail.inner:

@@ -89,7 +89,6 @@ def marked(lab: str, load: int | None = None) -> dict[int, str]:
     """Living processes of a lab: command line by process id. Never this process.
 
     Args:
-        lab: Its name.
         load: Only those that load this rail.
     """
     marks = _marks(lab, load)

@@ -26,7 +26,6 @@ def opened(place: Path, told: Read, since_ns: int = 0, until_ns: int = FOR_EVER)
     """The lines of a recorder's directory, of a file, or of standard input (-), as they come.
 
     Args:
-        place: Which.
         told: Is filled in on the way.
         since_ns, until_ns: Of a directory the first instant, and the one after the last; anything else is read as a
             whole.

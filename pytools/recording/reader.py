@@ -68,7 +68,6 @@ def lines(directory: Path, since_ns: int = 0, until_ns: int = FOR_EVER, told: Re
     late as the fine track's first.
 
     Args:
-        directory: The recording.
         since_ns, until_ns: The first instant, and the one after the last.
         told: Is filled in on the way.
 

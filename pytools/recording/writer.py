@@ -28,7 +28,6 @@ class TrackWriter:
 
     Args:
         directory: Of the recording; exists.
-        track: Which one.
         limit_bytes: For all its segments together; only one that is being written alone exceeds it, by what one `write`
             adds.
         age_ns: What is older goes.

@@ -34,10 +34,8 @@ class RecordingSource(Source):
     """Writes a recording.
 
     Args:
-        settings: Sizes and ages.
         directory: Where; made with mode 0700 when missing.
         long_window_ns: Shorter windows are details: they go to the fine track alone.
-        bus: Whose signals.
 
     Raises CapabilityError if the directory cannot be made.
     """

@@ -104,7 +104,6 @@ def write(out: Path, name: str | None, config: Path | None, report: msgspec.Stru
 
     Args:
         out: Must not exist; is readable by its owner alone.
-        name: The instance.
         config: The agent's configuration, if it is not where it belongs.
         report: What `doctor` found, with `versions`.
         redact: Whether addresses outside the policy's managed prefixes become numbers.

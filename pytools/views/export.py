@@ -36,7 +36,6 @@ def lines(
     Args:
         lots: Lines without their ends; an empty lot now and then is the occasion to see whether anybody reads.
         out: Where lines go; nothing else is written there. Each lot is flushed.
-        count: Stop after so many.
         tell: Called with False after each lot, with True at the end.
 
     Returns how many were written.

@@ -32,8 +32,6 @@ def asked_for(kind: str, sort: str | None, given: Mapping[str, Sequence[Any]]) -
     """What was typed, checked against what the table has.
 
     Args:
-        kind: The view.
-        sort: The column.
         given: Name of a filter -> its values, as typed.
 
     Raises UsageError if there is no such column, a filter is not what it should be, or nothing could ever pass.

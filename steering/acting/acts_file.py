@@ -29,7 +29,6 @@ class ActsFile:
     """Appends acts.
 
     Args:
-        folder: The instance's state directory.
         later: Does the writing, so that nobody waits for the disk; stays the caller's.
     """
 

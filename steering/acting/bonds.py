@@ -31,10 +31,7 @@ class BondActing:
 
     Args:
         policy: The policy; without `bonds` in it nothing is done.
-        apply: Else nothing is changed.
-        engine: Has the evidence.
         netlink: In the namespace that is steered; stays the caller's.
-        file: What is remembered.
         output: Takes lines for the log, and acts.
     """
 

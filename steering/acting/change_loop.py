@@ -20,7 +20,6 @@ class ChangeLoop:
     Args:
         engine: Says what is wanted of a target, and learns what was refused.
         acting: Makes a change, or says what would be done.
-        apply: Whether changes are made.
         poll: Receives the signals that wait; they arrive at `heard`.
         refusal: Why nothing may be changed now; empty when it may.
         done: Called after each round with whether the kernel is as it was thought to be.

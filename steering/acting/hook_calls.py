@@ -157,8 +157,6 @@ class HookCalls:
     """Tells hooks what they are to know.
 
     Args:
-        file: What is remembered.
-        scope: This boot and network namespace.
         report: Takes what became of a delivery.
         make: Makes a call in place of a process; raises SwerveError when it fails.
     """

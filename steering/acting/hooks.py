@@ -30,9 +30,6 @@ class HookActing:
 
     Args:
         policy: The policy; without `hooks` in it nothing is told.
-        apply: Else nothing is sent.
-        engine: Knows the paths.
-        file: What is remembered.
         output: Takes lines for the log, and acts.
     """
 

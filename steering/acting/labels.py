@@ -32,7 +32,6 @@ class LabelActing(Closing):
     Args:
         policy: The policy; without `labels` in it nothing is done.
         apply: Else nothing is sent, and nothing changed.
-        flows: Has the kernel's part.
         output: Takes lines for the log, and acts.
     """
 

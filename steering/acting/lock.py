@@ -24,7 +24,6 @@ class Lock(Closing):
     """The lock, held from construction to `close`.
 
     Args:
-        path: The lock file.
         wait_s: How long to wait for a controller that is on its way out, or a guardian that is undoing.
         inherit: Asked while somebody else has it: the lock's descriptor, if he hands it over.
 

@@ -50,7 +50,6 @@ class Succession:
 
     Args:
         path: The file; its directory is made with mode 0700 when missing.
-        scope: This boot and network namespace.
         apply: Whether changes are made; a dry run neither takes over nor leaves anything.
         say: Takes a line for the log.
     """
@@ -140,8 +139,6 @@ class UsualFile:
     """Keeps what an engine learns.
 
     Args:
-        folder: The instance's runtime directory.
-        usuals: What is kept.
         say: Takes a line for the log.
     """
 

@@ -27,10 +27,7 @@ def note(log: Journal, scope: str, by: str, because: str) -> list[Undone]:
     """Note what was in force before our rules were deleted.
 
     Args:
-        log: Where it is noted.
-        scope: This boot and namespace.
         by: Who does it: controller, guardian or command.
-        because: Why.
 
     Raises OSError if it could not be noted: it was undone all the same.
     """

@@ -21,10 +21,7 @@ class RtoMinActing:
     """Puts our routes in force for their minimum RTO, or says that it would.
 
     Args:
-        apply: Else nothing is changed.
         engine: Knows whether there are routes of ours.
-        overlay: Has them.
-        output: Takes acts.
     """
 
     def __init__(self, apply: bool, engine: Engine, overlay: Overlay, output: messages.Output) -> None:

@@ -40,7 +40,6 @@ class StandByActing:
     """Keeps the stand-bys of one namespace.
 
     Args:
-        policy: The policy.
         engine: What is known of the paths and the targets.
         lender: The socket where the agent lends its maps.
         output: Takes lines for the log, and acts.

@@ -37,8 +37,6 @@ class Acting:
 
     Args:
         engine: Learns what became of each change.
-        overlay: Changes the kernel.
-        log: Where it is noted.
         output: Takes lines for the log, and acts.
     """
 

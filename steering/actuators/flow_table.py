@@ -66,7 +66,6 @@ class FlowTable(Closing):
         prefixes: Stand-bys by destination.
         path_record, settings_record: An entry of the agent's maps that `lent` are to hold.
         lent: Where the agent's maps are put in, in the order of `LENT`.
-        program_fd: The program.
 
     Raises CapabilityError if the program could not be loaded.
     """
@@ -122,7 +121,6 @@ class FlowTable(Closing):
         Args:
             interfaces: Indexes in this namespace.
             renewed: Those that went and may have come back under the same index: their hooks went with them.
-            by: Who asks.
 
         Returns those that could not be attached to, and why.
         """

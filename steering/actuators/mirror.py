@@ -28,11 +28,7 @@ _GONE: Final = frozenset({errno.ENOENT, errno.ESRCH})
 
 
 class Numbers:
-    """Table numbers and ids of ours: the same for the same thing as long as this lives.
-
-    Args:
-        first_table: The first of our tables.
-    """
+    """Table numbers and ids of ours: the same for the same thing as long as this lives."""
 
     def __init__(self, first_table: int) -> None:
         self._first_table = first_table
@@ -80,7 +76,6 @@ class Mirror:
 
     Args:
         netlink: A socket in that namespace; stays the caller's.
-        numbers: What ours are called.
         rto_min_ms: The minimum RTO of our routes, but for those whose originals have one; 0: none.
     """
 

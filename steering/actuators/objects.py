@@ -81,8 +81,6 @@ def read(
     """All of it, as it is now.
 
     Args:
-        netlink: A socket in the namespace.
-        families: Of rules and routes.
         vrfs: VRF devices whose tables are read as well.
         before: An earlier reading, if no news of routes came since: they are read again only where they may have gone
             unannounced.

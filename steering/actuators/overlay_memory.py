@@ -79,7 +79,6 @@ def recalled(
         memory: What is remembered; it may be older than what the kernel has.
         in_force: Whether a rule of ours leads to its table.
         group: Its group in the kernel; None where there is none, or its routes list their hops.
-        ids: Our numbers of hops.
     """
     found = Steered(
         memory.name,

@@ -94,8 +94,6 @@ def views(
     """Every view with what it has of the managed prefixes.
 
     Args:
-        objects: What the kernel has.
-        managed: Prefixes.
         vrfs: VRF devices whose tables count.
         alternatives: Gateway and interface of further hops, for every managed prefix of the gateway's family.
         apart: Addresses that are steered apart from the prefixes that they are in.

@@ -27,7 +27,6 @@ class Switch:
 
     Args:
         netlink: A socket in that namespace; stays the caller's.
-        numbers: Of our tables.
         priority: Of the rule above that of table `main`; None: one less than theirs.
     """
 
@@ -81,7 +80,6 @@ class TableUsers:
 
     Args:
         netlink: A socket in that namespace; stays the caller's.
-        numbers: Of our tables.
     """
 
     def __init__(self, netlink: Netlink, numbers: Numbers) -> None:

@@ -33,7 +33,6 @@ def suggested(place: Path, records: Callable[[Policy], Recording], file: Path | 
     Args:
         place: Where the recording is, for people.
         records: Opens it, for what a policy needs.
-        file: The present policy.
 
     Raises SwerveError if nothing can be suggested, and why.
     """

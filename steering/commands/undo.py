@@ -41,7 +41,6 @@ def restart_expected(unit: str, environment: Mapping[str, str]) -> bool:
     """Whether a unit that has just ended will be started again; False where that cannot be told.
 
     Args:
-        unit: Its name.
         environment: What systemd says of the end: `SERVICE_RESULT`, `EXIT_CODE`, `EXIT_STATUS`.
     """
     result = environment.get("SERVICE_RESULT", "")

@@ -25,9 +25,6 @@ def ask(folder: Path, request: AnyRequest, timeout_s: float = _TIMEOUT_S, patien
     """What a controller answers.
 
     Args:
-        folder: The instance's state directory.
-        request: What is wanted.
-        timeout_s: How long to wait.
         patience_s: For so long a refusal that may be none a moment later is not believed.
 
     Raises NotRunningError if no controller runs.

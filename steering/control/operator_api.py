@@ -50,7 +50,6 @@ class Desk:
     """What an operator can do with a running controller.
 
     Args:
-        site: The controller.
         deadline: Until when this run has to be confirmed.
 
     Raises SwerveError if the orders on disk cannot be read, or must not be trusted.

@@ -44,7 +44,6 @@ class AgentListener(Generic[_Heard]):
     """Listens to the agents of these hosts from the moment it is made until closed.
 
     Args:
-        types: Types of signals.
         heard: What `_hear` adds to; the thread that listens may do so before this returns.
     """
 

@@ -53,8 +53,6 @@ class BondEngine:
     """All active-backup bonds under one policy.
 
     Args:
-        policy: The policy.
-        wanted: Its part about bonds.
         known: Has the evidence, what is usual, and the operator's orders.
     """
 

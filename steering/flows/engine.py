@@ -44,7 +44,6 @@ class FlowEngine:
     """All flows under one policy.
 
     Args:
-        policy: The policy.
         seed: Of this host, for labels.
 
     Attributes:
@@ -93,8 +92,6 @@ class FlowEngine:
         Args:
             paths: After `observe` and `advance`, with readings of all rules.
             groups: With the paths that run over their members.
-            now: CLOCK_MONOTONIC nanoseconds.
-            overrides: The operator's orders.
         """
         if not self._rules:
             return FlowPlan()

@@ -83,9 +83,6 @@ class LabelEngine:
     """All connections under one policy.
 
     Args:
-        wanted: The policy's part about them.
-        managed: Prefixes that may be steered.
-        draw: A flow label.
         learns: Whether what is asked for is sent; else acts are told without any connection.
 
     Attributes:

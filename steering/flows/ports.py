@@ -58,8 +58,6 @@ class PortEngine:
     """All destinations under one policy.
 
     Args:
-        wanted: The policy's part about ports.
-        managed: Prefixes that may be steered.
         draw: A local port that the kernel may use for a connection.
         learns: Whether what is asked for is sent; else acts are told without any port.
 

@@ -28,7 +28,6 @@ def guard(name: str | None, stopped: Callable[[float], int]) -> int:
     """Look until asked to end, and then as long as somebody steers; the signal that asked.
 
     Args:
-        name: Of the network namespace.
         stopped: Waits for at most so many seconds; the signal that came, or 0.
     """
     lock, asked = directories.state_dir(name) / journal.LOCK_FILE, 0

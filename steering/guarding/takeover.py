@@ -40,8 +40,6 @@ def keep(folder: Path, scope: str, locks: Sequence[int], until_ns: int) -> bool:
     Args:
         folder: Of the instance; only its owner can connect there.
         scope: This boot and network namespace: a successor elsewhere is none.
-        locks: What a successor gets.
-        until_ns: How long.
     """
     path = folder / SOCKET
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK) as listener:
@@ -126,10 +124,8 @@ class Locks(Closing):
     """The locks of an instance, and of the network namespace; free, or taken over from a guardian that keeps them.
 
     Args:
-        path: The lock file.
         wait_s: How long to wait for each.
         namespace: Whether that of the namespace is needed.
-        scope: This boot and network namespace.
 
     Raises RefusedError if a controller runs.
     Raises SwerveError if a guardian is undoing what a dead one did.

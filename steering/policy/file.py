@@ -33,7 +33,6 @@ def load(path: Path, *, guarded: bool = True) -> Policy:
     """The policy in a file.
 
     Args:
-        path: The file.
         guarded: Refuse a file that somebody else could have written. Only for explaining is this not needed.
 
     Raises CapabilityError if this user may not read it.

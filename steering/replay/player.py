@@ -70,7 +70,6 @@ class Player:
     """Plays a recording.
 
     Args:
-        policy: The policy that decides.
         watch: Takes each path that a record is about, and what is thought of it then.
     """
 

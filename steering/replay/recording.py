@@ -51,7 +51,6 @@ class Recording:
     """The signals of one host in a recording, in the order of its lines.
 
     Args:
-        lines: Is read once.
         told: What whoever takes the lines apart counts meanwhile.
         kinds: The signals that are needed, by their tags.
         host: Whose signals; empty for the first host in it.

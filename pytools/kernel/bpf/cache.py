@@ -101,12 +101,7 @@ class Shelf:
     def keep(
         self, made_from: Inputs, reply: Mapping[str, Any], maps: Mapping[str, int], made: Sequence[Function]
     ) -> None:
-        """Put down what was compiled, if it can be; too many of the oldest go.
-
-        Args:
-            reply: What the child answers.
-            maps: Descriptors by name.
-        """
+        """Put down what was compiled, if it can be; too many of the oldest go."""
         if self._own < 0 or not made_from.name:
             return
         with contextlib.suppress(OSError, ValueError):

@@ -79,7 +79,6 @@ def inputs(program: Mapping[str, Any], bpf_dir: str, package: str) -> Inputs:
 
     Args:
         program: As in the request to the child: source, defines, functions.
-        bpf_dir: Where our sources are.
         package: Where bcc is; empty: nowhere.
     """
     ours, named = _ours(program["source"], Path(bpf_dir))

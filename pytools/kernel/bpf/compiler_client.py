@@ -92,7 +92,6 @@ class Compilation(Closing):
     """Programs on their way into the kernel, each with a child process of its own.
 
     Args:
-        programs: What to compile and load.
         cache: Whether what was compiled before is used.
     """
 

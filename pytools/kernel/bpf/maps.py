@@ -33,7 +33,6 @@ class Map:
     """One map; `read` gives everything in it.
 
     Args:
-        name: For messages.
         fd: Descriptor; stays the caller's.
         key, value: Layouts, as compiled.
     """

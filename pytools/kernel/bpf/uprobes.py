@@ -32,7 +32,6 @@ class Uprobe(Closing):
 
     Args:
         prog_fd: A loaded program of type kprobe; stays the caller's.
-        path: The library or executable.
         offset: Of the function's first byte in the file.
         at_return: Run when the function returns, instead of when it is entered.
         pid: Of one process; -1: of all, also those that start later.

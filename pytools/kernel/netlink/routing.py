@@ -165,7 +165,6 @@ class Netlink(Closing):
         The kernel counts packets per member afresh after each replace.
 
         Args:
-            group_id: The group.
             members: All members it shall have; their packet counts are ignored.
             protocol: Whose the group is; kept as it is unless given (PROTOCOL for a new group).
             create: Whether to make the group when there is none.
@@ -247,7 +246,6 @@ class Netlink(Closing):
         """Ask the kernel which way a packet to an address would go.
 
         Args:
-            address: The destination.
             mark: The firewall mark of the packet.
             matched: Answer with the route that matches (and its nexthop_id), not with the hop that was chosen.
             oif: The interface by which the packet must leave; 0 for any.

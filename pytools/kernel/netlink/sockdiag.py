@@ -127,7 +127,6 @@ class Diagnostics(Closing):
             local, remote: 16 bytes; IPv4-mapped ones are IPv4.
             interface: Index; matters only for sockets bound to one.
             cookie: Of this very socket; 0: any.
-            info: Whether its `info` is wanted.
         """
         family = socket.AF_INET6
         if local[:12] == remote[:12] == _MAPPED:  # finds the sockets of both families

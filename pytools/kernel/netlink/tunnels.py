@@ -68,7 +68,6 @@ def to_peer(netlink: Netlink, link: Link, hop: str, address: str) -> Tunnel | No
 
     Args:
         hop: Where the packet goes next: the gateway, or its destination.
-        address: Its destination.
     """
     tunnel = link.tunnel
     if tunnel is None:

@@ -39,7 +39,6 @@ class Timescale:
     """What one host knows of all clocks.
 
     Args:
-        host: Our name.
         interval_ns: How often hosts send their edges.
         reference: The host whose clock is the common one; empty: elected.
     """

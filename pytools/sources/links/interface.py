@@ -22,7 +22,6 @@ class Interface:
     """What is known of one interface.
 
     Args:
-        row: Its first reading.
         flap_window_ns: A carrier that is found again within it has flapped.
     """
 

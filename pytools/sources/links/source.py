@@ -48,7 +48,6 @@ class LinkSource:
             (True).
         bundles_changed: Called with the bond or team below each interface with paths, by its name, where that hashes
             flows over ports.
-        sysfs: Where RDMA ports are shown.
         room_bytes: How much of what the kernel tells may wait to be read.
     """
 

@@ -62,13 +62,7 @@ class Found(NamedTuple):
 
 
 class BaseMemory(Source):
-    """The file, and what is in it that no path has taken up yet.
-
-    Args:
-        place: Where it is.
-        scope: This boot and network namespace.
-        clock: CLOCK_MONOTONIC.
-    """
+    """The file, and what is in it that no path has taken up yet."""
 
     def __init__(self, place: File, scope: str, clock: Callable[[], int] = time.monotonic_ns) -> None:
         self._place, self._scope, self._clock, self._began_ns = place, scope, clock, clock()

@@ -68,7 +68,6 @@ class Frames:
     """Room for a probe of each lane at each of several times, all of one family.
 
     Args:
-        port: UDP port of the reflectors.
         dscp: Differentiated services code point of the probes.
         memory: Where they are put together, for whoever sends them.
 

@@ -34,7 +34,6 @@ class LowerTaps:
 
     Args:
         wakeups: Readable when a probe was seen, until `seen` is called.
-        port: Of the reflectors.
 
     Raises OSError if an interface is not there any more.
     """

@@ -56,7 +56,6 @@ class ProbeMesh:
     """All probes of one host.
 
     Args:
-        loaded: With probe.c.
         netlink: In the namespace of the calling thread; stays the caller's.
         memory: Of the base delays that a predecessor knew, and that a successor begins with.
 

@@ -44,7 +44,6 @@ class Schedule:
     """Ticks, numbered from 0; each may be planned once, and its entry is used again `ticks` later.
 
     Args:
-        packets: What messages are sent by.
         paths_fd: The map probe_paths, in which the pacer sees answers that are overdue; -1: it does not look.
 
     Raises CapabilityError if the pacer does not start.

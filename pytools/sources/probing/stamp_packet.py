@@ -39,7 +39,6 @@ def size_request(payload_bytes: int, seq: int, now_ns: int, short_reply: bool) -
     """A request of exactly this many bytes: base, our TLV about the reply's size, padding.
 
     Args:
-        payload_bytes: At least SMALLEST_SIZED_BYTES.
         short_reply: Have the reflector leave the padding out, so that only the way there has to take the size.
     """
     seconds, nanoseconds = divmod(now_ns, 1_000_000_000)

@@ -67,7 +67,6 @@ class Sweep:
 
     Args:
         wakeups: Readable when a router has spoken, until `spoke` is called.
-        port: Of the reflectors.
 
     Attributes:
         wire_bytes: Of what was sent.

@@ -109,9 +109,6 @@ class TickLayout:
     def kind(self, salvo: Salvo, times: int, sessions: int, ports: Sequence[int]) -> Kind:
         """Ticks that send this, with room for so many of them; `sessions` are all that there are.
 
-        Args:
-            ports: The source ports, by flow.
-
         Raises UsageError if there is no room for it.
         """
         messages, parts = list[Messages](), list[tuple[int, int]]()

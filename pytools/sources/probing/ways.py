@@ -51,9 +51,6 @@ _Searching = tuple[PathWays, Search, Meeting | tuple[Locating, Seen]]
 class HiddenWays:
     """All paths' ways.
 
-    Args:
-        host: Our name.
-
     Attributes:
         ttl (ndarray of uint8): By path: of the newest probe that was answered, at the peer; 0: none was.
     """

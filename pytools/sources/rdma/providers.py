@@ -77,7 +77,6 @@ class Uprobes(Way):
     Args:
         loaded: With `program()` in it; stays the caller's, and has to outlive this.
         devices: Where the kernel lists RDMA devices.
-        library: The verbs library.
         environment: For the child that opens the devices.
     """
 

@@ -48,7 +48,6 @@ class RdmaSource:
     Args:
         ways: The ways in; closed with this.
         path_of: Which measured path, if any, a remote address and an interface make.
-        sysfs: Where RDMA devices are listed.
     """
 
     def __init__(

@@ -122,7 +122,6 @@ class Joins:
 
     Attributes:
         drops: Samples that were left out, by cause.
-        flows: The flows of the samples.
     """
 
     def __init__(self, peers: int) -> None:

@@ -22,9 +22,6 @@ _MULTIPLE: Final = 0.02  # share of buffers with several bytes to sample from wh
 class RateControl:
     """The two rates, adapted to what was recorded: coarser at once, finer by one when it has been quiet for a while.
 
-    Args:
-        per_s: The budget.
-
     Attributes:
         tcp, udp: The rates: zero bits of what is sampled, see above.
         floor: The finest rate of TCP.

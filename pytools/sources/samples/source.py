@@ -59,7 +59,6 @@ class SampleSource(Source):
     Args:
         loaded: With sample.c; stays the caller's.
         interfaces: The names of those that packets pass.
-        hosts: The bus between hosts.
         between: How a peer's clock runs against ours; asked once per window for peers whose clock is not shared.
         path_of: Which measured path, if any, a remote address and an interface make.
     """

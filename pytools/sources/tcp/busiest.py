@@ -23,7 +23,6 @@ class Busiest:
     """Picks them and looks them up.
 
     Args:
-        flows: The table.
         most: So many at most; 0 for none.
         interval_ns: How often each is looked up.
     """

@@ -82,13 +82,7 @@ class Names:
 
 
 class Namespaces:
-    """Reads the kernel's sums.
-
-    Args:
-        sums: `tcp_namespaces`.
-        columns: Of the counts.
-        names: What they are called.
-    """
+    """Reads the kernel's sums."""
 
     def __init__(self, sums: Map, columns: Columns, names: Names) -> None:
         self._sums, self._columns, self._names = sums, columns, names

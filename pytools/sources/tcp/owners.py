@@ -48,7 +48,6 @@ class Owners:
         inode_of: Asks the kernel for the inode of a connection's socket.
         cgroups: Closed with this.
         remembered: How many connections' owners are kept.
-        proc: Where the processes are.
     """
 
     def __init__(self, inode_of: InodeOf, cgroups: Cgroups, remembered: int, proc: Path = Path("/proc")) -> None:

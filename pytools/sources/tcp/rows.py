@@ -36,7 +36,6 @@ class Rows:
     """Makes signals of rows.
 
     Args:
-        host: Whose connections these are.
         name: An interface's name by its index.
         path_of: Which measured path, if any, a remote address and an interface make.
         owner: Who holds a connection, by its cookie and its control group.

@@ -76,7 +76,6 @@ class Totals:
     """Sums by path, by interface, and of the host.
 
     Args:
-        paths, interfaces: `tcp_paths` and `tcp_interfaces`.
         name: An interface's name by its index.
         path_of: Which measured path, if any, a remote address and an interface make.
     """

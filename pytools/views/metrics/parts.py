@@ -71,7 +71,6 @@ class Totals(dict[Key, Total]):
 
     Args:
         zeros: Those that are there from the beginning.
-        limit: Totals of one metric.
         left_out: Where it is counted that one found no room.
     """
 
@@ -128,9 +127,7 @@ class Table:
 
     Args:
         kind: What it is a table of, as it is counted.
-        limit: How many rows at most.
         left_out: Where signals that found no row are counted.
-        make: A new row.
     """
 
     def __init__(self, kind: str, limit: int, left_out: Counter[str], make: Callable[[Key, Counter[str]], Row]) -> None:

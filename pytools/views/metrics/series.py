@@ -77,7 +77,6 @@ def expose(model: Model, now_ns: int, instance: str) -> Iterator[Metric]:
     """Everything that the model knows now.
 
     Args:
-        now_ns: CLOCK_MONOTONIC.
         instance: The name of the agent's instance (`pytools.directories`).
     """
     out = Exposition()

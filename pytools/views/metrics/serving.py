@@ -50,10 +50,7 @@ class Feed:
     """Keeps a model fed by an agent that comes and goes.
 
     Args:
-        path: The agent's socket.
-        model: What is fed.
         lock: Held while the model changes.
-        say: Takes a line for people.
 
     Attributes:
         looks: How often it was learnt what the agent costs.

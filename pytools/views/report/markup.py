@@ -41,7 +41,6 @@ def element(name: str, /, *content: str, **attributes: Attribute) -> Markup:
     """One element.
 
     Args:
-        name: Its tag.
         content: What is in it: markup, or text.
         attributes: `class_` stands for class and `_` for `-`; True is an attribute without a value, None and False
             leave it out.
