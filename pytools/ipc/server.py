@@ -49,7 +49,7 @@ _SO_SNDBUFFORCE: Final = 32  # beyond net.core.wmem_max: whoever attaches progra
 class _Connection:
     def __init__(self, server: Server, sock: socket.socket) -> None:
         self._server = server
-        self._sock = sock
+        self.sock = sock
         self._lines = Lines()
         self._out = Outbox(server.queue_bytes, CHUNK_BYTES)
         self._missed = self._missed_urgent = 0  # dropped and not yet told; urgent ones are in both
@@ -97,7 +97,7 @@ class _Connection:
             while not self._closed and (chunk := self._out.take(urgent_only)):
                 sent = 0
                 try:
-                    sent = self._sock.send(chunk)
+                    sent = self.sock.send(chunk)
                 finally:
                     self._out.sent(sent)
                 if self._missed and self._resumes():
@@ -115,15 +115,11 @@ class _Connection:
             return
         self._closed = True
         self._server._leave(self)
-        self._sock.close()
+        self.sock.close()
 
     @property
     def blocked(self) -> bool:
         return self._out.blocked
-
-    @property
-    def sock(self) -> socket.socket:
-        return self._sock
 
     def _miss(self, urgent: bool) -> None:
         self._missed += 1
@@ -153,7 +149,7 @@ class _Connection:
 
     def _read(self) -> None:
         try:
-            data = self._sock.recv(CHUNK_BYTES)
+            data = self.sock.recv(CHUNK_BYTES)
         except BlockingIOError:
             return
         except OSError:

@@ -46,7 +46,7 @@ class Neighbours(Closing):
         self._alive: dict[Hop, bool] = {}
         self._asked_ns: dict[Hop, int] = {}
         self._removed: set[int] = set()
-        self._error = ""
+        self.error = ""  # why nothing is watched any more, and all hops therefore count as dead
         self._closed = False
         self._monitor = LinkMonitor()
         try:
@@ -58,11 +58,6 @@ class Neighbours(Closing):
         self._wake = os.eventfd(0, os.EFD_CLOEXEC)
         self._thread = threading.Thread(target=self._run, name="neighbours", daemon=True)
         self._thread.start()
-
-    @property
-    def error(self) -> str:
-        """Why nothing is watched any more, and all hops therefore count as dead; empty while all is well."""
-        return self._error
 
     def watch(self, hops: Iterable[Hop]) -> None:
         """Watch these from now on, and no others; when it returns, their present state has been told.
@@ -131,7 +126,7 @@ class Neighbours(Closing):
                         self._refresh(time.monotonic_ns())
         except Exception as error:  # whatever it was: what is not watched must not count as alive
             with self._lock:
-                self._error = f"neighbours are not watched any more: {error}"
+                self.error = f"neighbours are not watched any more: {error}"
                 self._states = dict.fromkeys(self._states, 0)
                 self._tell()
 
@@ -167,7 +162,7 @@ class Neighbours(Closing):
         for hop, state in self._states.items():
             link = self._links.get(hop[0])
             known = link is not None and (bool(state & kernel.BELIEVED) or not link.asks)
-            alive = known and self._has_carrier(hop[0]) and not self._error
+            alive = known and self._has_carrier(hop[0]) and not self.error
             if self._alive.get(hop) != alive:
                 self._alive[hop] = alive
                 self._changed(hop, alive)

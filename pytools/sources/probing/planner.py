@@ -72,7 +72,7 @@ class Planner(Sessions):
         self._kind_of, self._place_of = np.zeros((2, 1), np.intp)  # by tick, modulo: its kind, and its place among them
         self._laid_out_bytes = 0  # of the schedule's memory: what follows is for extra ticks
         self._noted = 0  # of so many it is known what became of them
-        self._ports: list[int] = []  # of ours, by flow
+        self.ports: list[int] = []  # of ours, by flow
 
     @property
     def probes(self) -> int:
@@ -105,7 +105,7 @@ class Planner(Sessions):
         self._laid_out_bytes = self.schedule.used_bytes
 
     def _kind(self, salvo: Salvo, times: int) -> Kind:
-        return self._layout.kind(salvo, times, len(self._next_seq), self._ports)
+        return self._layout.kind(salvo, times, len(self._next_seq), self.ports)
 
     # ---- ahead ----
 

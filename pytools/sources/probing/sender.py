@@ -75,16 +75,12 @@ class Sender(Planner):
             for family in families:
                 if (family, flow) in self._held:
                     continue
-                known = self._ports if flow < len(self._ports) else self._wanted_ports
+                known = self.ports if flow < len(self.ports) else self._wanted_ports
                 port = known[flow] if flow < len(known) else 0
                 self._held[family, flow] = sock = self._hold(family, port, flow)
-                if flow >= len(self._ports):
-                    self._ports.append(int(sock.getsockname()[1]))
-        self._program.set_ports(self._ports)
-
-    @property
-    def ports(self) -> Sequence[int]:
-        return self._ports
+                if flow >= len(self.ports):
+                    self.ports.append(int(sock.getsockname()[1]))
+        self._program.set_ports(self.ports)
 
     def _hold(self, family: udp.Family, port: int, flow: int) -> socket.socket:
         """A socket on this port, or where that is taken in this family, on another one for both."""
@@ -102,7 +98,7 @@ class Sender(Planner):
                     self._held.pop(key).close()
                 moved = udp.open_socket(others[0][0], 0)
                 self._held[others[0]] = moved
-                self._ports[flow] = port = int(moved.getsockname()[1])
+                self.ports[flow] = port = int(moved.getsockname()[1])
         raise SwerveError("no UDP port is free for IPv4 and IPv6 probes alike", "see `ss -uan`")
 
     # ---- sessions ----
@@ -140,7 +136,7 @@ class Sender(Planner):
         self._known_paths.add(pinned.index)
         path = pinned.path
         self._program.set_path(pinned.index, pinned.ifindex, path.gateway or path.address, path.address, pinned.bare)
-        for flow, port in enumerate(self._ports):
+        for flow, port in enumerate(self.ports):
             row = pinned.index * self._probe.flows + flow
             self._program.set_session(row, pinned.index, path.address, port, pinned.peer.clock == "shared")
 

@@ -81,7 +81,7 @@ class MetricsServer(socketserver.ThreadingMixIn, WSGIServer):
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self._refused, self._paused = refused, paused
         self._closing = threading.Event()
-        self._served, self._lock = 0, threading.Lock()
+        self.under_way, self._lock = 0, threading.Lock()
         try:
             super().__init__(address, _Handler)
         except PermissionError as error:
@@ -94,11 +94,6 @@ class MetricsServer(socketserver.ThreadingMixIn, WSGIServer):
         self.set_app(_app(registry))
         self._thread = threading.Thread(target=self.serve_forever, name="swerve-metrics-http", daemon=True)
         self._thread.start()
-
-    @property
-    def under_way(self) -> int:
-        """How many scrapes are being served; at most `AT_ONCE`."""
-        return self._served
 
     @property
     def url(self) -> str:
@@ -153,13 +148,13 @@ class MetricsServer(socketserver.ThreadingMixIn, WSGIServer):
     def _begin(self) -> bool:
         """Take one of the places; False when all are taken."""
         with self._lock:
-            free = self._served < AT_ONCE
-            self._served += free
+            free = self.under_way < AT_ONCE
+            self.under_way += free
         return free
 
     def _end(self) -> None:
         with self._lock:
-            self._served -= 1
+            self.under_way -= 1
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A reader who hangs or goes away is no news."""
