@@ -39,14 +39,21 @@ _COLLECTIVE, _P2P, _KERNEL = 1, 2, 3
 def join(records: NDArray[Any], communicators: NDArray[Any], now_ns: int) -> tuple[NDArray[Any], NDArray[Any]]:
     """Give operations their kernels.
 
-    Args:
-        records (ndarray): Of one process, in the order of the ring.
-        communicators (ndarray): Those of the process.
-        now_ns: By it an operation is taken for whole that has fewer kernels than channels.
+    Parameters
+    ----------
+    records : ndarray
+        Of one process, in the order of the ring.
+    communicators : ndarray
+        Those of the process.
+    now_ns : int
+        By it an operation is taken for whole that has fewer kernels than channels.
 
-    Returns:
-        operations (ndarray of OPERATION): Those that are whole; their user is the caller's to fill in.
-        rest (ndarray): Records to be joined with later ones.
+    Returns
+    -------
+    operations : ndarray of OPERATION
+        Those that are whole; their user is the caller's to fill in.
+    rest : ndarray
+        Records to be joined with later ones.
     """
     operation = np.isin(records["kind"], (_COLLECTIVE, _P2P))
     order = np.flatnonzero(operation)[np.argsort(records["id"][operation], kind="stable")]
@@ -112,13 +119,18 @@ def _place(made: NDArray[Any], serials: NDArray[np.uint64], communicators: NDArr
 class Summary:
     """One rank of one communicator in a window.
 
-    Attributes:
-        user, hash, rank, ranks: Whose communicator, which, and which rank of how many (-1: NCCL does not say).
-        operations, bytes: How many, and count times size of all.
-        duration_p50_ns, duration_p99_ns: Of their kernels.
-        enqueue_to_start_ns: From the application's call to the kernel's start, median; NaN where NCCL does not report
-            calls.
-        bound_ns: How far that may be off: what is not known of the GPU's clock.
+    Attributes
+    ----------
+    user, hash, rank, ranks : int
+        Whose communicator, which, and which rank of how many (-1: NCCL does not say).
+    operations, bytes : int
+        How many, and count times size of all.
+    duration_p50_ns, duration_p99_ns : float
+        Of their kernels.
+    enqueue_to_start_ns : float
+        From the application's call to the kernel's start, median; NaN where NCCL does not report calls.
+    bound_ns : float
+        How far that may be off: what is not known of the GPU's clock.
     """
 
     user: int
@@ -174,9 +186,12 @@ def _enqueue_to_start(own: NDArray[Any]) -> tuple[float, float]:
 def by_rank(operations: NDArray[Any]) -> dict[tuple[int, int], tuple[NDArray[np.int32], NDArray[np.float64]]]:
     """Durations of the collectives in which all ranks meet, beside each other.
 
-    Keyed by user and communicator, so that no user's records count for another's job: its ranks that are known here,
-    and an array of nanoseconds with a row for each collective that all of these have recorded, in their order, and a
-    column for each rank.
+    Returns
+    -------
+    dict
+        By user and communicator, so that no user's records count for another's job: its ranks that are known here, and
+        an array of nanoseconds with a row for each collective that all of these have recorded, in their order, and a
+        column for each rank.
     """
     meeting = operations[np.isin(operations["function"], MEETING)]
     found = {}

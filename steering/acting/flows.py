@@ -34,18 +34,31 @@ _Wanted = tuple[Target, Member, bool]  # of which target, and whether anything p
 class FlowActing(Closing):
     """Carries out what is wanted of flows, or says what would be done.
 
-    Args:
-        flows: Decides, and is told what became of it.
-        engine: What is known of the paths and the targets.
-        output: Takes lines for the log, and acts.
+    Parameters
+    ----------
+    flows : FlowEngine
+        Decides, and is told what became of it.
+    engine : Engine
+        What is known of the paths and the targets.
+    output : Output
+        Takes lines for the log, and acts.
 
-    Attributes:
-        table: The kernel's part; None until it is loaded.
-        pins, labels: What there is of flows in that table; only once it is loaded.
-        standbys: The stand-bys in it; None until it is loaded.
+    Attributes
+    ----------
+    table : FlowTable | None
+        The kernel's part; None until it is loaded.
+    pins, labels : Pins, Labels
+        What there is of flows in that table; only once it is loaded.
+    standbys : StandBys | None
+        The stand-bys in it; None until it is loaded.
     """
 
-    def __init__(self, flows: FlowEngine, engine: Engine, output: messages.Output) -> None:
+    def __init__(
+        self,
+        flows: FlowEngine,
+        engine: Engine,
+        output: messages.Output,
+    ) -> None:
         self._flows, self._engine, self._output = flows, engine, output
         self._stack = contextlib.ExitStack()
         self.table: FlowTable | None = None
@@ -59,13 +72,22 @@ class FlowActing(Closing):
         self._skipped: dict[Target, str] = {}  # of which it was said that their flows cannot be told apart
 
     def open(self) -> None:
-        """Load the kernel's part. Raises SwerveError if the kernel takes no such program."""
+        """Load the kernel's part.
+
+        Raises
+        ------
+        SwerveError
+            If the kernel takes no such program.
+        """
         self._use(self._load())
 
     def prepare(self) -> bool:
         """Load the kernel's part beside us, for it may take longer than a lease; whether it is there: else ask again.
 
-        Raises SwerveError if the kernel takes no such program.
+        Raises
+        ------
+        SwerveError
+            If the kernel takes no such program.
         """
         if self.table is None and self._loading is None:
             self._loading = Background(self._load)
@@ -92,6 +114,7 @@ class FlowActing(Closing):
         return self.table is not None
 
     def close(self) -> None:
+        """Let all flows go as they are routed."""
         self._stack.close()
         self.table = self.standbys = None
 
@@ -204,7 +227,10 @@ class FlowActing(Closing):
     def pin(self, pin: Pin) -> str:
         """Pin one flow by hand; why it was refused, empty when it was not.
 
-        Raises SwerveError if the kernel takes no such program, or no such pin.
+        Raises
+        ------
+        SwerveError
+            If the kernel takes no such program, or no such pin.
         """
         if not self.prepare():
             return "the kernel's part of it is still being loaded"

@@ -29,6 +29,8 @@ _OVER_NS: Final = 500_000_000  # without a packet for so long beyond the hold ti
 
 @dataclass
 class _Move:
+    """A move that has been told of, and is not over."""
+
     act: Act
     before: int  # packets and bytes that the stand-by had taken earlier
     bytes_before: int
@@ -39,13 +41,25 @@ class _Move:
 class StandByActing:
     """Keeps the stand-bys of one namespace.
 
-    Args:
-        engine: What is known of the paths and the targets.
-        lender: The socket where the agent lends its maps.
-        output: Takes lines for the log, and acts.
+    Parameters
+    ----------
+    policy : Policy
+        The policy.
+    engine : Engine
+        What is known of the paths and the targets.
+    lender : pathlib.Path
+        The socket where the agent lends its maps.
+    output : Output
+        Takes lines for the log, and acts.
     """
 
-    def __init__(self, policy: Policy, engine: Engine, lender: File, output: messages.Output) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        engine: Engine,
+        lender: File,
+        output: messages.Output,
+    ) -> None:
         self._policy, self._engine, self._lender, self._output = policy, engine, lender, output
         self._selector: selectors.BaseSelector | None = None
         self._loan: Loan | None = None
@@ -66,6 +80,7 @@ class StandByActing:
         return {"standbys": self._armed} if self.needed else {}
 
     def register(self, selector: selectors.BaseSelector) -> None:
+        """Use this selector."""
         self._selector = selector
 
     def close(self) -> None:

@@ -56,18 +56,30 @@ class Row:
 class FlowTable(Closing):
     """steer.c at work.
 
-    Args:
-        loaded: What came of `PROGRAM`; taken over.
-        force_clsact: Do not try TCX; for tests of the fallback.
+    Parameters
+    ----------
+    loaded : Loaded
+        What came of `PROGRAM`; taken over.
+    force_clsact : bool
+        Do not try TCX; for tests of the fallback.
 
-    Attributes:
-        settings, sets, rows, targets, standbys (ndarray): The maps of these names (swerve.h) in this process's memory,
-            as the kernel reads them at each packet.
-        prefixes: Stand-bys by destination.
-        path_record, settings_record: An entry of the agent's maps that `lent` are to hold.
-        lent: Where the agent's maps are put in, in the order of `LENT`.
+    Attributes
+    ----------
+    settings, sets, rows, targets, standbys : ndarray
+        The maps of these names (swerve.h) in this process's memory, as the kernel reads them at each packet.
+    prefixes : Map
+        Stand-bys by destination.
+    path_record, settings_record : dtype
+        An entry of the agent's maps that `lent` are to hold.
+    lent : list of Map
+        Where the agent's maps are put in, in the order of `LENT`.
+    program_fd : int
+        The program.
 
-    Raises CapabilityError if the program could not be loaded.
+    Raises
+    ------
+    CapabilityError
+        If the program could not be loaded.
     """
 
     def __init__(self, loaded: Loaded, force_clsact: bool = False) -> None:
@@ -118,11 +130,19 @@ class FlowTable(Closing):
     def attach(self, interfaces: Iterable[int], renewed: Iterable[int] = (), by: str = "") -> dict[int, str]:
         """Look at what leaves by these interfaces, and by no others but those of others who asked.
 
-        Args:
-            interfaces: Indexes in this namespace.
-            renewed: Those that went and may have come back under the same index: their hooks went with them.
+        Parameters
+        ----------
+        interfaces : iterable of int
+            Indexes in this namespace.
+        renewed : iterable of int
+            Those that went and may have come back under the same index: their hooks went with them.
+        by : str
+            Who asks.
 
-        Returns those that could not be attached to, and why.
+        Returns
+        -------
+        dict of int to str
+            Those that could not be attached to, and why.
         """
         self._wanted[by], failed = frozenset(interfaces), {}
         wanted = frozenset[int]().union(*self._wanted.values())
@@ -152,8 +172,12 @@ class FlowTable(Closing):
     def grant(self, lease: Lease, flows: Sequence[FlowKey], until_ns: Sequence[int], **values: Sequence[int]) -> None:
         """Write leases and the values that they are for: all of them or none. No flow is named twice.
 
-        Raises RefusedError if there is no room for all: nothing is changed, and no other flow makes room.
-        Raises SwerveError if the kernel refuses.
+        Raises
+        ------
+        RefusedError
+            If there is no room for all: nothing is changed, and no other flow makes room.
+        SwerveError
+            If the kernel refuses.
         """
         places = [self._places.get(flow) for flow in flows]
         if not self._places.room_for(places.count(None)):

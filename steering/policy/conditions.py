@@ -32,7 +32,14 @@ from steering.policy.levels import (
 Cause = Literal["any", "fast", "timeout", "tail_probe", "syn"]
 Direction = Literal["out", "back"]
 LinkWord = Literal[
-    "carrier_lost", "neighbour_failed", "mtu_mismatch", "port_down", "flap", "queue_full", "pause_storm", "gid_changed"
+    "carrier_lost",
+    "neighbour_failed",
+    "mtu_mismatch",
+    "port_down",
+    "flap",
+    "queue_full",
+    "pause_storm",
+    "gid_changed",
 ]
 RdmaWord = Literal["congested", "slow_receiver", "dead", "no_demand"]
 
@@ -265,7 +272,13 @@ def _tag(value: Any) -> str | None:
 
 AnyLeaf: TypeAlias = MeasuredDelay | MeasuredShare | Silence | Retransmits | CeShare | LinkState | Rdma
 WithThreshold: TypeAlias = MeasuredDelay | MeasuredShare | Retransmits | CeShare
-_OTHERS: Final = {"silence": Silence, "retransmits": Retransmits, "ce_share": CeShare, "link": LinkState, "rdma": Rdma}
+_OTHERS: Final = {
+    "silence": Silence,
+    "retransmits": Retransmits,
+    "ce_share": CeShare,
+    "link": LinkState,
+    "rdma": Rdma,
+}
 SIGNALS: Final = (*MEASURED, *_OTHERS)
 if TYPE_CHECKING:
     Condition: TypeAlias = AnyLeaf | All | AnyOf | Not

@@ -9,7 +9,7 @@ import difflib
 from collections.abc import Iterator
 from typing import Any, Final
 
-from pytools.yaml_reader import Location, Problem, Reader
+from pytools.yaml_reader import Location, Problem, Reader, dotted
 from steering.policy.actions import FLOW_KINDS, KINDS, WEIGHT_KINDS
 from steering.policy.hooks import HOOK_KINDS
 
@@ -21,7 +21,7 @@ def inconsistencies(raw: Any, reader: Reader) -> Iterator[Problem]:
     found = raw.get("rules") if isinstance(raw, dict) else None
     rules = found if isinstance(found, list) else []
     if isinstance(raw, dict) and not {"rules", "ports", "labels"} & raw.keys():
-        yield reader.problem((), '"rules" is missing; expected rules, ports or labels')
+        yield _problem((), '"rules" is missing; expected rules, ports or labels', reader)
     yield from _names(rules, reader)
     yield from _priorities(rules, reader)
     top = raw if isinstance(raw, dict) else {}
@@ -29,20 +29,25 @@ def inconsistencies(raw: Any, reader: Reader) -> Iterator[Problem]:
     yield from _hooks(top.get("hooks"), rules, reader)
     acts = [rule.get("then") for rule in rules if isinstance(rule, dict)]
     if "bonds" in top and not any(isinstance(then, dict) and then.keys() & set(WEIGHT_KINDS) for then in acts):
-        yield reader.problem(("bonds",), "it never acts: expected a rule with shift or drain, which says when")
+        yield _problem(("bonds",), "it never acts: expected a rule with shift or drain, which says when", reader)
     for i, rule in enumerate(rules):
         if isinstance(rule, dict):
             if "when" not in rule and not (isinstance(then := rule.get("then"), dict) and "spread" in then):
-                yield reader.problem(("rules", i, "when"), '"when" is missing; expected a condition')
+                yield _problem(("rules", i, "when"), '"when" is missing; expected a condition', reader)
             yield from _for_or_samples(rule.get("when"), ("rules", i, "when"), reader)
             yield from _actions(rule, ("rules", i), reader)
+
+
+def _problem(at: Location, what: str, reader: Reader, hint: str = "") -> Problem:
+    line = next((reader.lines[at[:n]] for n in range(len(at), -1, -1) if at[:n] in reader.lines), 1)
+    return Problem(line, dotted(at), what, hint)
 
 
 def _one_of(node: dict[str, Any], kinds: tuple[str, ...], at: Location, reader: Reader) -> Iterator[Problem]:
     """A mapping with more or less than one of these keys."""
     if len(given := [key for key in node if key in kinds]) != 1:
         what = f"expected exactly one of {', '.join(kinds)}, got {' and '.join(given) or 'none'}"
-        yield reader.problem((*at, *given[1:2]), what)
+        yield _problem((*at, *given[1:2]), what, reader)
 
 
 def _hooks(hooks: Any, rules: list[Any], reader: Reader) -> Iterator[Problem]:
@@ -60,7 +65,7 @@ def _hooks(hooks: Any, rules: list[Any], reader: Reader) -> Iterator[Problem]:
             if isinstance(name, str) and name not in found:
                 what = f'"{name}" is not a hook; expected {" or ".join(map(str, found)) or "one that hooks has"}'
                 near = difflib.get_close_matches(name, map(str, found), n=1)
-                yield reader.problem(("rules", i, "then", "notify", n), what, *near)
+                yield _problem(("rules", i, "then", "notify", n), what, reader, *near)
 
 
 def _names(rules: list[Any], reader: Reader) -> Iterator[Problem]:
@@ -73,7 +78,7 @@ def _names(rules: list[Any], reader: Reader) -> Iterator[Problem]:
         at = ("rules", i, "name")
         if name in first:
             what = f'"{name}" is the name of the rule in line {first[name]} already; expected another'
-            yield reader.problem(at, what)
+            yield _problem(at, what, reader)
         first.setdefault(name, reader.lines[at])
 
 
@@ -87,12 +92,12 @@ def _priorities(rules: list[Any], reader: Reader) -> Iterator[Problem]:
         at = ("rules", i, "priority")
         if priority is None and at not in reader.lines:
             what = '"priority" is missing; expected one in every rule, or in none and the order of the file counts'
-            yield reader.problem(at, what)
+            yield _problem(at, what, reader)
         if isinstance(priority, bool) or not isinstance(priority, int):
             continue
         if priority in first:
             what = f"{priority} is the priority of the rule in line {first[priority]} already; expected another"
-            yield reader.problem(at, what)
+            yield _problem(at, what, reader)
         first.setdefault(priority, reader.lines[at])
 
 
@@ -105,7 +110,7 @@ def _labels(manage: Any, rules: list[Any], beside: bool, reader: Reader) -> Iter
             continue
         if beside:
             what = "expected only without labels: both would choose the label of one connection"
-            yield reader.problem(("rules", i, "then", "relabel"), what)
+            yield _problem(("rules", i, "then", "relabel"), what, reader)
         scope = scope if isinstance(scope, dict) else {}
         flows = scope.get("flows")
         for where, prefixes in (
@@ -116,7 +121,7 @@ def _labels(manage: Any, rules: list[Any], beside: bool, reader: Reader) -> Iter
             given = prefixes if isinstance(prefixes, list) else []
             if given and all(isinstance(each, str) and ":" not in each for each in given):
                 what = f"it never acts: IPv4 has no flow labels; expected an IPv6 prefix in {where}"
-                yield reader.problem(("rules", i, "then", "relabel"), what)
+                yield _problem(("rules", i, "then", "relabel"), what, reader)
 
 
 def _for_or_samples(when: Any, at: Location, reader: Reader) -> Iterator[Problem]:
@@ -128,7 +133,7 @@ def _for_or_samples(when: Any, at: Location, reader: Reader) -> Iterator[Problem
         for key in ("all", "any", "not"):
             yield from _for_or_samples(when.get(key), (*at, key), reader)
         if "for" in when and "samples" in when:
-            yield reader.problem((*at, "samples"), "expected either for or samples, not both")
+            yield _problem((*at, "samples"), "expected either for or samples, not both", reader)
 
 
 def _actions(rule: dict[str, Any], at: Location, reader: Reader) -> Iterator[Problem]:
@@ -149,16 +154,16 @@ def _actions(rule: dict[str, Any], at: Location, reader: Reader) -> Iterator[Pro
             f"expected only with {', '.join(FLOW_KINDS[:-1])} or {FLOW_KINDS[-1]}: {kind} does not choose among flows"
         )
         for key in (key for key in _FLOW_SCOPES if key in scope):
-            yield reader.problem((*at, "scope", key), what)
+            yield _problem((*at, "scope", key), what, reader)
     if kind == "spread":
         for key, node, where in (("when", rule, at), ("return", rule, at), ("notify", then, (*at, "then"))):
             if key in node:
                 what = "expected only without spread, which acts while the paths are healthy"
-                yield reader.problem((*where, key), what)
+                yield _problem((*where, key), what, reader)
     if "return" in rule and kind == "alert" and "notify" not in then:
         what = "expected only with what moves something: from an alert nothing comes back"
-        yield reader.problem((*at, "return"), what)
+        yield _problem((*at, "return"), what, reader)
     shift = then.get("shift")
     if isinstance(shift, dict) and "share" in shift and shift.get("by") in ("capacity", "headroom"):
         what = f"expected either share or by: {shift['by']}, not both"
-        yield reader.problem((*at, "then", "shift", "share"), what)
+        yield _problem((*at, "then", "shift", "share"), what, reader)

@@ -48,7 +48,13 @@ VOCABULARY = (
 )
 DECIDING = ("steering.policy", "steering.deciding", "steering.flows", "steering.plan", "steering.prefixes")
 ACTUATORS = ("steering.actuators",)
-PURE = ("pytools.estimators", "steering.deciding", "steering.flows", "steering.plan", "pytools.units")
+PURE = (
+    "pytools.estimators",
+    "steering.deciding",
+    "steering.flows",
+    "steering.plan",
+    "pytools.units",
+)
 DOES_IO = frozenset(
     {
         *("asyncio", "http", "io", "logging", "multiprocessing", "os", "pathlib", "random", "selectors", "shutil"),

@@ -177,8 +177,16 @@ def test_one_of_each_gives_the_values_it_has() -> None:
         ("swerve_link_carrier_changes_total", {"interface": "rail1"}, 1),
         ("swerve_link_queue_bytes", {"interface": "rail1"}, 60_000),
         ("swerve_link_queue_drops_total", {"interface": "rail1"}, 120),
-        ("swerve_link_pause_frames_total", {"interface": "rail1", "priority": "3", "direction": "received"}, 17),
-        ("swerve_link_paused_seconds_total", {"interface": "rail1", "priority": "3", "direction": "received"}, 250e-6),
+        (
+            "swerve_link_pause_frames_total",
+            {"interface": "rail1", "priority": "3", "direction": "received"},
+            17,
+        ),
+        (
+            "swerve_link_paused_seconds_total",
+            {"interface": "rail1", "priority": "3", "direction": "received"},
+            250e-6,
+        ),
         ("swerve_link_events_total", {"interface": "rail1", "what": "carrier_lost"}, 1),
         ("swerve_link_events_total", {"interface": "rail1", "what": "flap"}, 0),
         ("swerve_clock_state", {"state": "synchronised"}, 1),
@@ -397,7 +405,11 @@ def test_the_number_of_series_has_a_limit_and_what_is_left_out_is_counted() -> N
     left = {kind: value(found, "swerve_metrics_left_out_total", kind=kind) for kind in ("path", "interface", "port")}
     # Of each path come seven signals, of each interface and port one. Of one_of_each: eight of a path, its probes too,
     # rail1 and its event, and a port, for which there is no room either.
-    assert left == {"path": 7 * (MANY - PATHS) + 8, "interface": MANY - INTERFACES + 2, "port": MANY - PORTS + 1}
+    assert left == {
+        "path": 7 * (MANY - PATHS) + 8,
+        "interface": MANY - INTERFACES + 2,
+        "port": MANY - PORTS + 1,
+    }
     assert len({labels for name, labels in found if name == "swerve_path_loss_ratio"}) == PATHS
 
 

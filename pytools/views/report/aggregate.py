@@ -44,6 +44,7 @@ class HeardPath:
         self.late = 0
 
     def take(self, signal: PathDelay | PathState | TcpPath) -> None:
+        """One more word of it."""
         self._any = signal
         match signal:
             case PathDelay():
@@ -81,6 +82,7 @@ class HeardPath:
         self._resent.add(new.unix_ns, msgspec.structs.asdict(new.retransmitted))
 
     def story(self, until_ns: int, slots: int) -> PathStory:
+        """All of it."""
         assert self._any is not None and self._any.path is not None
         step_ns = self._last.window_ns if self._last is not None else SILENCE_NS
         return PathStory(
@@ -124,6 +126,7 @@ class HeardGroup:
             self._members[name].add(signal.unix_ns, 0)
 
     def story(self, acts: tuple[int, ...]) -> WeightStory:
+        """All of it."""
         assert self.last is not None
         lines = {name: series.line(SILENCE_NS) for name, series in sorted(self._members.items())}
         return WeightStory(self.last.host, self.last.group_id, tuple(self.last.destinations), lines, acts)
@@ -140,6 +143,7 @@ class HeardClock:
         self._bound, self._spread, self._states = Series(), Spread(), Runs(SILENCE_NS)
 
     def take(self, signal: Clock) -> None:
+        """One more word of it."""
         if self._last is not None and signal.host != self._last.host:
             if signal.host != signal.reference:
                 return
@@ -152,6 +156,7 @@ class HeardClock:
         self._states.add(signal.unix_ns, signal.state)
 
     def story(self, until_ns: int) -> ClockStory:
+        """All of it."""
         last = self._last
         assert last is not None
         most = self._spread.quantile(1.0)
@@ -167,12 +172,14 @@ class HeardQueuePair:
         self._bandwidth, self._verdicts = Series(), Runs(SILENCE_NS)
 
     def take(self, signal: RdmaQueuePair) -> None:
+        """One more word of it."""
         self._last = signal
         of = next((each for each in signal.bandwidths if each.messages == _MESSAGES), None)
         self._bandwidth.add(signal.unix_ns, of.mean_bps if of is not None else None)
         self._verdicts.add(signal.unix_ns, signal.verdict, signal.reason)
 
     def story(self, until_ns: int) -> QueuePairStory:
+        """All of it."""
         assert self._last is not None
         return QueuePairStory(self._last, self._bandwidth.line(SILENCE_NS), self._verdicts.bands(until_ns))
 
@@ -189,6 +196,7 @@ class HeardHost:
         self._suspects: RdmaSuspects | None = None
 
     def heard(self, host: str, unix_ns: int) -> None:
+        """Something was told by it."""
         self._host = host
         if self._last_ns and unix_ns - self._last_ns > SILENCE_NS:
             self._silences += 1
@@ -197,6 +205,7 @@ class HeardHost:
         self._last_ns = max(self._last_ns, unix_ns)
 
     def take(self, signal: Self | RdmaSight | RdmaSuspects) -> None:
+        """One of these."""
         match signal:
             case Self():
                 self._before, self._now = self._before or signal, signal
@@ -206,6 +215,7 @@ class HeardHost:
                 self._suspects = signal
 
     def story(self) -> HostStory:
+        """All of it."""
         before, now = self._before, self._now
         drops: dict[str, int] = {}
         if before is not None and now is not None:
