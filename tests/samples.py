@@ -19,9 +19,12 @@ from pytools.signals import (
     GroupMember,
     Histogram,
     Job,
+    JobCause,
     JobLag,
     JobPath,
     JobRank,
+    JobStep,
+    JobVerdict,
     Link,
     LinkCounters,
     LinkEvent,
@@ -527,6 +530,18 @@ def rdma_sight(at_ns: int = AT_NS, **changes: Any) -> RdmaSight:
     return RdmaSight(**(_common(at_ns) | fields | changes))
 
 
+def job_verdict(**changes: Any) -> JobVerdict:
+    cause = JobCause("network", 0.62, 0.5, 0.7, None, path(), "rail1", "h2 by rail1: queueing delay 9.1 ms ± 1 µs")
+    fields: dict[str, Any] = {
+        "verdict": "network",
+        "reason": cause.reason,
+        "causes": [cause, JobCause("straggler", 0.1, 0.08, 0.12, 8, None, "", "rank 8 comes 2.1 ms late")],
+        "step": JobStep("nccl", 40, 3, 31_000_000, 400_000, None, 1.4),
+        "missing": {"gpu": "NVML is not there"},
+    }
+    return JobVerdict(**fields | changes)
+
+
 def job(at_ns: int = AT_NS, **changes: Any) -> Job:
     owner = Owner(pid=815, command="python3", cgroup="/system.slice/slurmstepd.scope/job_4711/step_0/user/task_0")
     fields: dict[str, Any] = {
@@ -541,6 +556,7 @@ def job(at_ns: int = AT_NS, **changes: Any) -> Job:
         "ras_reason": "",
         "ras_ranks": 16,
         "lagging": [JobLag(3, "0xfeed", 3, "10.1.1.2", 77, 12)],
+        "why": job_verdict(),
     }
     return Job(**(_common(at_ns) | fields | changes))
 

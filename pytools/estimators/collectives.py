@@ -17,6 +17,7 @@ OPERATION: Final = np.dtype(
     [
         *(
             ("user", "u4"),
+            ("process", "u4"),  # the caller's name for it, as the user
             ("hash", "u8"),
             ("rank", "i4"),
             ("ranks", "i4"),
@@ -51,7 +52,7 @@ def join(records: NDArray[Any], communicators: NDArray[Any], now_ns: int) -> tup
     Returns
     -------
     operations : ndarray of OPERATION
-        Those that are whole; their user is the caller's to fill in.
+        Those that are whole; user and process are the caller's to fill in.
     rest : ndarray
         Records to be joined with later ones.
     """

@@ -62,7 +62,7 @@ def straggler(ranks: NDArray[np.int32], durations_ns: Floats) -> Straggler | Non
     """
     many, width = durations_ns.shape
     batches = min(many, BATCHES)
-    out = _left_out(batches, DOUBT / max(width, 1))
+    out = left_out(batches, DOUBT / max(width, 1))
     if width < 2 or out is None:
         return None
     late = lateness(durations_ns)
@@ -97,7 +97,7 @@ def lateness(durations_ns: Floats) -> Floats:
     return np.asarray((others[0] + others[1]) / 2 - durations_ns)
 
 
-def _left_out(many: int, doubt: float) -> int | None:
+def left_out(many: int, doubt: float) -> int | None:
     """How many of so many ordered values lie outside the median's interval, on each side; None: they are too few."""
     below, out = 0.0, None
     for at in range(many // 2):

@@ -24,7 +24,19 @@ from pytools.signals.delays import (
     Underlay,
 )
 from pytools.signals.host import DropReason, PacketDrops, ProgramCost, Self
-from pytools.signals.jobs import Job, JobLag, JobPath, JobRank, RasState
+from pytools.signals.jobs import (
+    Job,
+    JobCause,
+    JobCauseKind,
+    JobLag,
+    JobPath,
+    JobRank,
+    JobSensor,
+    JobStep,
+    JobVerdict,
+    JobVerdictWord,
+    RasState,
+)
 from pytools.signals.links import BondPort, Link, LinkCounters, LinkEvent, PathEcn, PathMtu, Pause, Qdisc
 from pytools.signals.rdma import Bandwidth, RdmaPort, RdmaQueuePair, RdmaSight, RdmaSuspects, RdmaVerdict, Suspect
 from pytools.signals.steering import Act, GroupMember, NexthopGroup, PathState, SteeringState
@@ -50,9 +62,15 @@ __all__ = [
     "GroupMember",
     "Histogram",
     "Job",
+    "JobCause",
+    "JobCauseKind",
     "JobLag",
     "JobPath",
     "JobRank",
+    "JobSensor",
+    "JobStep",
+    "JobVerdict",
+    "JobVerdictWord",
     "Link",
     "LinkCounters",
     "LinkEvent",

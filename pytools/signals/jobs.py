@@ -10,6 +10,9 @@ from pytools.signals.base import Owner, Path, Signal
 
 Launcher = Literal["torchrun", "env", "mpi", "slurm"]
 RasState = Literal["ok", "unresponsive", "absent", "invalid", "pending"]
+JobCauseKind = Literal["network", "straggler", "gpu", "host", "imbalance"]
+JobVerdictWord = Literal["network", "straggler", "gpu", "host", "imbalance", "healthy", "unknown"]
+JobSensor = Literal["rhythm", "ranks", "network", "host", "gpu"]
 
 
 class JobRank(msgspec.Struct, frozen=True):
@@ -48,8 +51,45 @@ class JobLag(msgspec.Struct, frozen=True):
     behind: int  # operations
 
 
+class JobStep(msgspec.Struct, frozen=True):
+    """How fast a job proceeds."""
+
+    source: Literal["nccl", "tcp"]  # collectives that the plugin recorded; bytes of connections that send the same
+    steps: int  # measured (`nccl`), or connections (`tcp`)
+    operations: int  # collectives in a step; 0 for `tcp`
+    duration_ns: int | None  # median of a step; null for `tcp`
+    duration_bound_ns: int | None  # half the width of its interval of 99 % confidence; null with less than 8 steps
+    flow_bps: float | None  # what the median connection sends, bits per second; null for `nccl`
+    # time of a step, or for the same bytes, divided by what is usual: the median of the last 5 minutes; null until 30
+    # windows are known
+    slowdown: float | None
+
+
+class JobCause(msgspec.Struct, frozen=True):
+    """What makes the steps of a job longer."""
+
+    kind: JobCauseKind
+    share: float  # of the time of a step that it explains
+    low: float  # at least, with the error
+    high: float  # at most, with the error
+    rank: int | None  # in the job; null if it is of no rank
+    path: Path | None
+    interface: str  # of the path; empty if it is of none
+    reason: str  # the measurements
+
+
+class JobVerdict(msgspec.Struct, frozen=True):
+    """Why the steps of a job take as long as they do, as far as this host sees."""
+
+    verdict: JobVerdictWord  # kind of the first cause; `healthy`: all was measured, and nothing explains 5 %
+    reason: str
+    causes: list[JobCause]  # the first explains most; a late rank follows what makes it late
+    step: JobStep | None  # null if nothing shows the rhythm
+    missing: dict[JobSensor, str]  # what was not measured, and why
+
+
 class Job(Signal, frozen=True, kw_only=True, tag="job"):
-    """A distributed job: its ranks on this host, their traffic, and what NCCL's RAS says of all its ranks.
+    """A distributed job: its ranks on this host, their traffic, what NCCL's RAS says of all its ranks, and a verdict.
 
     Once per long window with a subscriber.
     """
@@ -65,3 +105,4 @@ class Job(Signal, frozen=True, kw_only=True, tag="job"):
     ras_reason: str  # why it is not `ok`
     ras_ranks: int  # ranks in the latest answer
     lagging: list[JobLag]  # most operations first, at most 16; empty unless `ras` is `ok`
+    why: JobVerdict | None = None  # null from an agent that gives none

@@ -62,11 +62,13 @@ WITHOUT = """
     aggregator agreeing ambiguous answered_run behind capacity carrier_changes cnp_received cnp_sent communicator_rank
     completed confidence connections created differs_at drops duplicates ecn_marked evicted failures fast flows gpu
     group_id joined limit local_port local_rank loss_bound lost messages missed missed_extra neighbours netns
+    high low operations
     nexthop_id out_of_sequence outlier_edges outstanding overlimits overtaken packets pairs_kept pairs_rejected pid
     port ports_in_all posted priority processes qp_number queue_id queue_pairs rank ras_ranks received received_drops
     received_errors receiver_not_ready receives_completed receives_posted recent_loss refused_posts remote_port
     remote_qp_number reordered requeues resets_received resets_refused resets_sent runs sampled samples schema
     segments_in segments_out sent sent_drops sent_errors sick_hop size slowness syn tail_probe tap_processes timeout
+    share slowdown steps
     timeouts uid unknown unmatched untracked way ways weight weight_actual weight_wanted windows zero_windows
 """
 
