@@ -420,7 +420,7 @@ def test_bytes_are_of_the_window_and_of_the_rank() -> None:
 
     def window() -> list[tuple[int, int, int, int]]:
         found = traffic.window(at_ns)
-        return sorted((rank, each.connections, each.queue_pairs, each.sent_bytes) for (_, rank), each in found)
+        return sorted((each.holder[1], each.connections, each.queue_pairs, each.sent) for each in found)
 
     offer(1000)  # before it was first seen
     offer(1000, owner=Owner(5, "other"))
@@ -533,6 +533,13 @@ def test_the_table_says_who_is_behind_and_nothing_of_it_in_a_stall() -> None:
     for said in ("slurm:4711.0", "user 1000, python3, ml/train-0", "1 / 16", "32", "2.00 Gbit/s", "h2 rail1 via"):
         assert said in table, said
     assert "rank 3 by 12 operations" in table
+    for said in ("network 62.0 %", "steps of 31", "1.40 times the usual", "explains 62.0 % (50.0 % to 70.0 %): h2 by"):
+        assert said in table, said
+    assert "straggler explains 10.0 %" in table and "not measured: gpu: NVML is not there" in table
+    well = shown(
+        samples.job(why=samples.job_verdict(verdict="healthy", reason="all", causes=[], step=None, missing={}))
+    )
+    assert "healthy: all" in well and "steps not seen" in well
     stalled = shown(samples.job(ras="unresponsive", ras_reason="4 of 16 ranks did not answer RAS", lagging=[]))
     assert "4 of 16 ranks" in stalled and "operations" not in stalled and "nobody" not in stalled
     assert "no process here is a rank" in shown()

@@ -6,7 +6,6 @@ Plugin and caller are built with the sanitizers: a wrong access, an overflow or 
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 import shutil
@@ -18,58 +17,23 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import native_build
 import numpy as np
 import pytest
+from nccl_kit import ADDRESS, THREAD, Job, built
 from numpy.typing import NDArray
 from support import ROOT
 
 from pytools.errors import RefusedError, SwerveError
 from pytools.estimators import collectives
-from pytools.kernel.native import NCCL
 from pytools.sources.jobs.nccl import ring as rings
 from pytools.sources.jobs.nccl.ring import EVENTS, KERNEL, PROXY, RECORDS, Ring
 from pytools.sources.jobs.nccl.watching import Watcher, environment
 
 pytestmark = pytest.mark.slow
 
-ADDRESS, THREAD = "address,undefined", "thread"
 ALL = EVENTS["operations"] | EVENTS["proxy"] | EVENTS["kernel"]
 LONG_NS = 3600 * 1_000_000_000
-SOURCES = ROOT / "pytools/sources/jobs/nccl"
 VERSIONS = (1, 2, 3, 4, 5)
-
-
-@functools.cache
-def built(sanitizer: str) -> tuple[Path, Path]:
-    """The caller, and the plugin."""
-    flags = ("-O1", f"-I{SOURCES}", f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all")
-    app, plugin = (native_build.directory() / f"{name}-{sanitizer}" for name in ("nccl_app", "plugin.so"))
-    native_build.cc(*flags, native_build.NATIVE / "nccl_app.c", "-o", app, "-ldl", "-lpthread")
-    native_build.cc(*flags, *NCCL.flags, NCCL.source, "-o", plugin)
-    return app, plugin
-
-
-class Job(native_build.App):
-    """One process that calls the plugin."""
-
-    def __init__(self, directory: Path | None, version: int, sanitizer: str = ADDRESS) -> None:
-        app, plugin = built(sanitizer)
-        place = {} if directory is None else {rings.DIRECTORY_VARIABLE: str(directory)}
-        self.process = subprocess.Popen(
-            [str(app), str(plugin), str(version)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            bufsize=1,
-            env={**os.environ, **place},
-        )
-
-    def end(self) -> None:
-        """Let it end by itself, which must succeed."""
-        assert self.process.stdin is not None
-        self.process.stdin.write("exit\n")
-        assert self.process.wait(20) == 0
 
 
 Start = Callable[..., Job]

@@ -23,7 +23,7 @@ _NAMES: Final = frozenset(
         *("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
         *("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
         *("PMIX_RANK", "PMIX_NAMESPACE"),
-        *("CUDA_VISIBLE_DEVICES", "NCCL_RAS_ADDR", "NCCL_RAS_ENABLE"),
+        *("CUDA_VISIBLE_DEVICES", "NCCL_RAS_ADDR", "NCCL_RAS_ENABLE", "SWERVE_NCCL_DIR"),
     }
 )
 
@@ -41,6 +41,7 @@ class Place:
     local_rank: int | None
     gpus: str
     ras: str | None  # NCCL_RAS_ADDR; empty: the default; None: NCCL_RAS_ENABLE=0
+    rings: str = ""  # SWERVE_NCCL_DIR; empty: the default
 
     @property
     def job(self) -> str:
@@ -73,7 +74,8 @@ def place(environ: bytes) -> Place | None:
     host = given.get("MASTER_ADDR", "").lower()
     on_host = bool(rendezvous) and host.startswith(_LOCAL)
     gpus = given.get("CUDA_VISIBLE_DEVICES", "")
-    return Place(source, scheduler, rendezvous, on_host, rank, size, local_rank, gpus, ras)
+    rings = given.get("SWERVE_NCCL_DIR", "")
+    return Place(source, scheduler, rendezvous, on_host, rank, size, local_rank, gpus, ras, rings)
 
 
 _Ranks = tuple[int | None, int | None, int | None]

@@ -18,10 +18,12 @@ from pytools.config import AgentConfig
 from pytools.ipc.bus import Bus
 from pytools.signals import Job, JobLag, JobPath, JobRank
 from pytools.signals import Path as NetworkPath
+from pytools.sources.jobs import verdicts
 from pytools.sources.jobs.lag import behind, of_job
 from pytools.sources.jobs.processes import Member, Processes
 from pytools.sources.jobs.ras import Answer, Asking, Communicator, Rank, endpoint
-from pytools.sources.jobs.traffic import TYPES, Traffic
+from pytools.sources.jobs.traffic import TYPES, Sum, Traffic
+from pytools.sources.jobs.verdicts import Verdicts
 from pytools.sources.source import Source
 from pytools.sources.tcp.pods import Pods, pod
 
@@ -53,6 +55,7 @@ class JobSource(Source):
         self._processes = Processes(0 if _follows_all(config, self._netns) else self._netns, proc)
         self._pods = Pods()
         self._traffic = Traffic()
+        self._verdicts = Verdicts(config.windows.long_ns, proc)
         self._questions: dict[Where, _Question] = {}
         self._jobs: Mapping[Hashable, list[Member]] = {}  # those that the traffic knows
         self._listens = False
@@ -67,8 +70,9 @@ class JobSource(Source):
         if not self._listens:
             self._listens = True
             self._bus.add(self, TYPES, self._traffic.offer)
+            self._bus.add(self._verdicts, verdicts.TYPES, self._verdicts.offer)
             self._began_ns, self._due_ns = now_ns, now_ns + self._window_ns
-        next_ns = self._processes.work(now_ns)
+        next_ns = min(self._processes.work(now_ns), self._verdicts.work(now_ns, self._jobs))
         for question in self._questions.values():
             next_ns = min(next_ns, question.work(now_ns))
         if now_ns >= self._due_ns:
@@ -82,7 +86,7 @@ class JobSource(Source):
         return {
             "jobs_environ_too_long": found.refused,
             "jobs_environ_unreadable": found.unreadable,
-            "jobs_looks_hung": found.hung,
+            "jobs_looks_hung": found.hung + self._verdicts.hung,
             "jobs_too_many": found.too_many + self._traffic.too_many + self._too_many,
         }
 
@@ -94,7 +98,10 @@ class JobSource(Source):
         if self._listens:
             self._listens = False
             self._bus.remove(self)
+            self._bus.remove(self._verdicts)
             self._traffic.forget()
+            self._verdicts.forget()
+            self._jobs = {}
         for question in self._questions.values():
             question.give_up()
         self._questions.clear()
@@ -104,10 +111,12 @@ class JobSource(Source):
         if jobs is not self._jobs:
             self._jobs = jobs
             self._traffic.set_ranks(jobs)
-        used: dict[Hashable, dict[int, list[JobPath]]] = {}
-        for (job, rank), path in self._traffic.window(now_ns):
-            used.setdefault(job, {}).setdefault(rank, []).append(path)
+            self._verdicts.set_ranks(jobs)
+        used: dict[Hashable, list[Sum]] = {}
+        for each in self._traffic.window(now_ns):
+            used.setdefault(each.holder[0], []).append(each)
         window_ns, self._began_ns = now_ns - self._began_ns, now_ns
+        self._verdicts.window(now_ns)
         asked: set[Where] = set()
         self._too_many += max(0, len(jobs) - _MOST_JOBS)
         for key, members in itertools.islice(jobs.items(), _MOST_JOBS):
@@ -117,7 +126,8 @@ class JobSource(Source):
                 question = self._ask(where, member, now_ns) or question
                 if question is None or not question.nobody:
                     break
-            self._bus.publish(self._signal(members, used.get(key, {}), question, window_ns, now_ns))
+            sums = used.get(key, [])
+            self._bus.publish(self._signal(key, members, sums, question, window_ns, now_ns))
         for gone in self._questions.keys() - asked:
             self._questions.pop(gone).give_up()
 
@@ -133,12 +143,16 @@ class JobSource(Source):
 
     def _signal(
         self,
+        key: Hashable,
         members: list[Member],
-        used: dict[int, list[JobPath]],
+        sums: list[Sum],
         question: _Question | None,
         window_ns: int,
         now_ns: int,
     ) -> Job:
+        used: dict[int, list[JobPath]] = {}
+        for own in sums:
+            used.setdefault(own.holder[1], []).append(own.job_path())
         by_rank: dict[int, list[Member]] = {}
         for each in members:
             by_rank.setdefault(each.place.rank, []).append(each)
@@ -150,6 +164,7 @@ class JobSource(Source):
         everyone = of_job(answer.communicators, members[0].place.size, pids)
         if question is not None and answer.state == "ok":
             lagging = _lags(question.before, answer.communicators, everyone)
+        gpu_of = {rank: found.nvml_dev for rank, found in everyone.items() if rank in pids and found.nvml_dev >= 0}
         return Job(
             host=self._host,
             at_ns=now_ns,
@@ -165,6 +180,7 @@ class JobSource(Source):
             ras_reason=answer.reason,
             ras_ranks=max((len(each.ranks) for each in answer.communicators), default=0),
             lagging=lagging,
+            why=self._verdicts.of(key, members, sums, gpu_of, window_ns, now_ns),
         )
 
     def _rank(self, found: list[Member], own: list[JobPath], everyone: dict[int, Rank], now_ns: int) -> JobRank:

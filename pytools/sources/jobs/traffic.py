@@ -6,8 +6,8 @@ Times are CLOCK_MONOTONIC nanoseconds. One thread: the agent's.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 from pytools.ipc.bus import Published
@@ -19,28 +19,45 @@ _MOST: Final = 65_536  # connections and queue pairs
 _SILENT_NS: Final = 15 * 10**9  # every fourth window all are published
 
 Holder = tuple[Hashable, int]  # job, rank
+Where = tuple[Holder, Path | None, str]
 
 
 @dataclass(slots=True)
-class _Sum:
-    """What a rank has on a path."""
+class Sum:
+    """What a rank has on a path, in a window."""
 
-    where: tuple[Holder, Path | None, str]
-    uses: list[int]  # connections, queue pairs
-    sent: int = 0  # in this window, as `received`
+    where: Where
+    connections: int = 0
+    queue_pairs: int = 0
+    sent: int = 0
     received: int = 0
+    segments: int = 0
+    retransmitted: int = 0  # of these segments
+    timeouts: int = 0
+    flows: list[int] = field(default_factory=list)  # bytes sent by each connection that was told of
+    stalls: list[tuple[int, TcpFlow]] = field(default_factory=list)  # timeouts of connections that had any, or wait
+    pairs: list[RdmaQueuePair] = field(default_factory=list)
+
+    @property
+    def holder(self) -> Holder:
+        """Whose it is."""
+        return self.where[0]
+
+    def job_path(self) -> JobPath:
+        """As it is published."""
+        _, path, interface = self.where
+        return JobPath(path, interface, self.connections, self.queue_pairs, self.sent, self.received)
 
 
 @dataclass(slots=True)
 class _Use:
-    """A connection or queue pair, as last reported."""
+    """A connection or queue pair, as last reported, and as it was when the window began."""
 
-    sum: _Sum
-    sent: int  # so far, as `received`
-    received: int
-    at_ns: int
-    closed: bool
-    is_queue_pair: bool
+    holder: Holder
+    path: Path | None
+    sum: list[Sum]  # of this window: one element
+    signal: TcpFlow | RdmaQueuePair
+    before: TcpFlow | RdmaQueuePair | None  # None: it began within the window
 
 
 class Traffic:
@@ -48,7 +65,7 @@ class Traffic:
 
     def __init__(self) -> None:
         self._uses: dict[Hashable, _Use] = {}
-        self._sums: dict[tuple[Holder, Path | None, str], _Sum] = {}
+        self._sums: dict[Where, list[Sum]] = {}
         self._by_pid: dict[int, Holder] = {}
         self._by_group: dict[str, Holder | None] = {}  # None: of several ranks
         self._began_ns = 0
@@ -72,55 +89,69 @@ class Traffic:
             if holder is None and signal.namespace:
                 holder = self._by_group.get(signal.owner.cgroup)
             if holder is not None:
-                ends = signal.local, signal.local_port, signal.remote, signal.remote_port
-                use = self._use((*ends, signal.interface, signal.namespace), (holder, signal.path, signal.interface))
-                is_new = signal.first_ns >= self._began_ns > 0
-                _update(use, signal.sent_bytes, signal.received_bytes, is_new)
-                use.at_ns, use.closed = signal.at_ns, signal.state == "close"
+                name = signal.interface
+                ends = signal.local, signal.local_port, signal.remote, signal.remote_port, name, signal.namespace
+                self._keep(ends, holder, name, signal, signal.first_ns >= self._began_ns > 0)
         elif isinstance(signal, RdmaQueuePair):
             holder = self._by_pid.get(signal.owner.pid)
             if holder is not None:
                 name = signal.path.interface if signal.path else signal.device
-                use = self._use((signal.device, signal.qp_number, signal.owner.pid), (holder, signal.path, name))
-                _update(use, signal.completed_bytes, signal.received_bytes, False)
-                use.at_ns, use.closed, use.is_queue_pair = signal.at_ns, signal.closed, True
+                self._keep((signal.device, signal.qp_number, signal.owner.pid), holder, name, signal, False)
 
-    def _use(self, key: Hashable, where: tuple[Holder, Path | None, str]) -> _Use:
+    def _keep(self, key: Hashable, holder: Holder, name: str, signal: TcpFlow | RdmaQueuePair, is_new: bool) -> None:
         use = self._uses.get(key)
-        if use is not None and use.sum.where == where:
-            return use
-        if where not in self._sums:
-            self._sums[where] = _Sum(where, [0, 0])
-        if use is None:
-            use = _Use(self._sums[where], -1, -1, 0, False, False)
-            if len(self._uses) < _MOST:
-                self._uses[key] = use
-            else:
-                self.too_many += 1
-        use.sum = self._sums[where]
-        return use
+        if use is not None:
+            use.signal = signal
+            if use.holder is not holder or use.path != signal.path:
+                use.holder, use.path, use.sum = holder, signal.path, self._sum((holder, signal.path, name))
+        elif len(self._uses) < _MOST:
+            before = None if is_new else signal
+            self._uses[key] = _Use(holder, signal.path, self._sum((holder, signal.path, name)), signal, before)
+        else:
+            self.too_many += 1
 
-    def window(self, now_ns: int) -> list[tuple[Holder, JobPath]]:
-        """What each rank has on each path, with the bytes since the last call; begins another window."""
+    def _sum(self, where: Where) -> list[Sum]:
+        found = self._sums.get(where)
+        if found is None:
+            found = self._sums[where] = [Sum(where)]
+        return found
+
+    def window(self, now_ns: int) -> list[Sum]:
+        """What each rank has on each path, since the last call; begins another window."""
         over: list[Hashable] = []
         for key, use in self._uses.items():
-            if use.closed or now_ns - use.at_ns > _SILENT_NS:
-                over.append(key)
+            found, signal, before = use.sum[0], use.signal, use.before
+            use.before = signal
+            if isinstance(signal, TcpFlow):
+                if signal is not before:
+                    _add_flow(found, signal, before)  # type: ignore[arg-type]  # what has one key is of one kind
+                if signal.state != "close" and now_ns - signal.at_ns <= _SILENT_NS:
+                    found.connections += 1
+                else:
+                    over.append(key)
+                continue
+            if before is not None:
+                sent, received = signal.completed_bytes, signal.received_bytes
+                _grow(found, sent - before.completed_bytes, received - before.received_bytes)  # type: ignore[union-attr]
+            if not signal.closed and now_ns - signal.at_ns <= _SILENT_NS:
+                found.queue_pairs += 1
+                found.pairs.append(signal)
             else:
-                use.sum.uses[use.is_queue_pair] += 1
+                over.append(key)
         for key in over:
             del self._uses[key]
-        found = []
-        for where, each in list(self._sums.items()):
-            if not any(each.uses) and not each.sent and not each.received:
-                del self._sums[where]
-                continue
-            holder, path, interface = where
-            connections, queue_pairs = each.uses
-            found.append((holder, JobPath(path, interface, connections, queue_pairs, each.sent, each.received)))
-            each.uses, each.sent, each.received = [0, 0], 0, 0
         self._began_ns = now_ns
-        return found
+        return list(self._taken())
+
+    def _taken(self) -> Iterator[Sum]:
+        """What was used in the window, each with an empty one in its place."""
+        for where, held in list(self._sums.items()):
+            found = held[0]
+            if found.connections or found.queue_pairs or found.sent or found.received:
+                held[0] = Sum(where)
+                yield found
+            else:
+                del self._sums[where]
 
     def forget(self) -> None:
         """Nobody listens: begin anew when somebody does."""
@@ -129,11 +160,29 @@ class Traffic:
         self._began_ns = 0
 
 
-def _update(use: _Use, sent: int, received: int, is_new: bool) -> None:
-    """Count what was sent since the last report; bytes of before it was first seen are of no window."""
-    if is_new and use.sent < 0:
-        use.sent = use.received = 0
-    if 0 <= use.sent <= sent and use.received <= received:
-        use.sum.sent += sent - use.sent
-        use.sum.received += received - use.received
-    use.sent, use.received = sent, received
+def _grow(found: Sum, sent: int, received: int) -> bool:
+    """Count what was sent since the last window, unless the counts went back."""
+    if sent < 0 or received < 0:
+        return False
+    found.sent += sent
+    found.received += received
+    return True
+
+
+def _add_flow(found: Sum, signal: TcpFlow, before: TcpFlow | None) -> None:
+    """Count what a connection did within the window."""
+    sent, received, timeouts = signal.sent_bytes, signal.received_bytes, signal.timeouts
+    segments, retransmitted = signal.segments_out, signal.retransmitted_segments
+    if before is not None:
+        sent -= before.sent_bytes
+        received -= before.received_bytes
+        timeouts -= before.timeouts
+        segments -= before.segments_out
+        retransmitted -= before.retransmitted_segments
+    if _grow(found, sent, received):
+        found.segments += segments
+        found.retransmitted += retransmitted
+        found.flows.append(sent)
+        if timeouts or signal.stall is not None:
+            found.timeouts += timeouts
+            found.stalls.append((timeouts, signal))

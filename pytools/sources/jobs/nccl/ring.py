@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from pytools.errors import RefusedError, SwerveError, not_permitted
 
 DIRECTORY_VARIABLE: Final = "SWERVE_NCCL_DIR"
+WATCHED: Final = "swerve-nccl-watch-"  # how the directories of `swerve jobs watch` begin, which has a reader
 MAGIC, VERSION, RECORDS, COMMUNICATORS = 0x4C434E53, 1, 8192, 256
 STALE_NS: Final = 60_000_000_000  # RING_STALE_NS
 COLLECTIVE, P2P, KERNEL, PROXY = 1, 2, 3, 4  # enum ring_kind
@@ -165,15 +166,25 @@ class Ring:
         found = self._bytes(end * size, base + at * size)
         return found + self._bytes((many - end) * size, base) if many > end else found
 
-    def read(self) -> NDArray[Any]:
-        """All records since the last call, as a copy; the ring is free again.
+    def skip(self) -> None:
+        """Leave out what was written so far; the ring is free again."""
+        self._read = int(self._header()["written"])
+        self._write("read", self._read)
+
+    def read(self, most: int = RECORDS) -> NDArray[Any]:
+        """All records since the last call, as a copy; those that fit are free again.
+
+        Parameters
+        ----------
+        most : int
+            No more than these, the oldest.
 
         Returns
         -------
         ndarray of RECORD, shape (n,)
         """
         written = int(self._header()["written"])
-        many = min(max(written - self._read, 0), RECORDS)
+        many = min(max(written - self._read, 0), most)
         if not many:
             return np.empty(0, RECORD)
         turns = np.frombuffer(self._around(self._read, many, _TURNS, 8), np.uint64)

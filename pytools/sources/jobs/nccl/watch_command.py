@@ -27,7 +27,7 @@ from pytools.errors import UsageError
 from pytools.estimators import collectives, stragglers
 from pytools.estimators.collectives import Summary
 from pytools.estimators.stragglers import Straggler
-from pytools.sources.jobs.nccl.ring import EVENTS
+from pytools.sources.jobs.nccl.ring import EVENTS, WATCHED
 from pytools.sources.jobs.nccl.watching import Watcher, environment
 from pytools.units import duration, size
 
@@ -46,7 +46,7 @@ def run(arguments: list[str], interval_s: float, as_json: bool) -> int:
     command = shutil.which(arguments[0])
     if command is None:
         raise UsageError(f"there is no command {arguments[0]}")
-    with tempfile.TemporaryDirectory(prefix="swerve-nccl-", dir=_HERE) as place:
+    with tempfile.TemporaryDirectory(prefix=WATCHED, dir=_HERE) as place:
         watcher = Watcher(EVENTS["operations"] | EVENTS["kernel"], [Path(place)])
         try:
             process = subprocess.Popen([command, *arguments[1:]], env={**os.environ, **environment(Path(place))})

@@ -6,6 +6,7 @@ Times are CLOCK_MONOTONIC nanoseconds that the caller passes in. One thread.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,8 +36,8 @@ def environment(directory: Path | None = None) -> dict[str, str]:
 
 
 class _Process:
-    def __init__(self, ring: Ring) -> None:
-        self.ring, self.rest = ring, np.empty(0, rings.RECORD)
+    def __init__(self, ring: Ring, serial: int) -> None:
+        self.ring, self.serial, self.rest = ring, serial, np.empty(0, rings.RECORD)
 
 
 class Watcher:
@@ -60,11 +61,43 @@ class Watcher:
     def __init__(self, events: int, places: list[Path] | None = None) -> None:
         self._events, self._places = events, places
         self._processes: dict[Path, _Process] = {}
+        self._serials = itertools.count()
         self.refused: dict[Path, str] = {}
         self.drops = dict.fromkeys((*rings.COUNTERS, "never_whole"), 0)
 
-    def update(self, now_ns: int) -> NDArray[Any]:
+    def begin(self, now_ns: int, places: list[Path]) -> None:
+        """Ask for the events in these directories, and leave out what was recorded so far: for a look now and then.
+
+        Rings elsewhere are let go.
+        """
+        self._places, self.refused = places, {}
+        self._find()
+        for path, process in list(self._processes.items()):
+            process.rest = np.empty(0, rings.RECORD)
+            try:
+                if path.parent in places:
+                    process.ring.want(self._events, now_ns + LEASE_NS)
+                    process.ring.skip()
+                else:
+                    self._forget(path)
+            except SwerveError as error:
+                self.refused[path] = str(error)
+                self._forget(path)
+
+    def end(self) -> None:
+        """Ask for no events until the next look."""
+        for process in self._processes.values():
+            process.ring.want(0, 1)
+
+    def update(self, now_ns: int, most: int = rings.RECORDS) -> NDArray[Any]:
         """Renew what is wanted, and read.
+
+        Parameters
+        ----------
+        now_ns : int
+            CLOCK_MONOTONIC.
+        most : int
+            Read so many records of a process.
 
         Returns
         -------
@@ -75,7 +108,7 @@ class Watcher:
         found = [collectives.NOTHING]
         for path, process in list(self._processes.items()):
             try:
-                found.append(self._operations(process, now_ns))
+                found.append(self._operations(process, now_ns, most))
             except SwerveError as error:
                 self.refused[path] = str(error)
                 self._forget(path)
@@ -86,25 +119,30 @@ class Watcher:
         """Those that are read."""
         return [process.ring for process in self._processes.values()]
 
+    @property
+    def by_process(self) -> dict[int, Ring]:
+        """The same by what operations have as `process`."""
+        return {process.serial: process.ring for process in self._processes.values()}
+
     def _find(self) -> None:
         there = rings.find(self._places)
         self.refused = {path: why for path, why in self.refused.items() if path in there}
         for path in there:
             if path not in self._processes and path not in self.refused:
                 try:
-                    self._processes[path] = _Process(Ring(path))
+                    self._processes[path] = _Process(Ring(path), next(self._serials))
                 except SwerveError as error:
                     self.refused[path] = str(error)
 
-    def _operations(self, process: _Process, now_ns: int) -> NDArray[Any]:
+    def _operations(self, process: _Process, now_ns: int, most: int) -> NDArray[Any]:
         ring = process.ring
         over = ring.is_over(now_ns)  # before the last look
         ring.want(self._events, now_ns + LEASE_NS)
-        records = np.concatenate([process.rest, ring.read()])
+        records = np.concatenate([process.rest, ring.read(most)])
         operations, rest = collectives.join(records, ring.communicators(), now_ns)
         self.drops["never_whole"] += max(len(rest) - _KEPT, 0)
         process.rest = rest[-_KEPT:]
-        operations["user"] = ring.user
+        operations["user"], operations["process"] = ring.user, process.serial
         if over:
             self.drops["never_whole"] += len(process.rest)
             for name, many in ring.counters().items():

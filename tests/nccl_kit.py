@@ -1,0 +1,49 @@
+"""A process that calls NCCL's profiler plugin as NCCL does (tests/native/nccl_app.c), both built with a sanitizer."""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+from pathlib import Path
+
+import native_build
+from support import ROOT
+
+from pytools.kernel.native import NCCL
+from pytools.sources.jobs.nccl import ring as rings
+
+ADDRESS, THREAD = "address,undefined", "thread"
+SOURCES = ROOT / "pytools/sources/jobs/nccl"
+
+
+@functools.cache
+def built(sanitizer: str) -> tuple[Path, Path]:
+    """The caller, and the plugin."""
+    flags = ("-O1", f"-I{SOURCES}", f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all")
+    app, plugin = (native_build.directory() / f"{name}-{sanitizer}" for name in ("nccl_app", "plugin.so"))
+    native_build.cc(*flags, native_build.NATIVE / "nccl_app.c", "-o", app, "-ldl", "-lpthread")
+    native_build.cc(*flags, *NCCL.flags, NCCL.source, "-o", plugin)
+    return app, plugin
+
+
+class Job(native_build.App):
+    """One process that calls the plugin."""
+
+    def __init__(self, directory: Path | None, version: int, sanitizer: str = ADDRESS) -> None:
+        app, plugin = built(sanitizer)
+        place = {} if directory is None else {rings.DIRECTORY_VARIABLE: str(directory)}
+        self.process = subprocess.Popen(
+            [str(app), str(plugin), str(version)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+            env={**os.environ, **place},
+        )
+
+    def end(self) -> None:
+        """Let it end by itself, which must succeed."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("exit\n")
+        assert self.process.wait(20) == 0
