@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from pytools.figures import QUEUEING
-from pytools.signals import PathDelay
+from pytools.signals import Job, JobCause, JobSensor, PathDelay
 from pytools.units import SECOND, duration_text
 from steering.deciding.evidence import Facts
 from steering.deciding.failure_classifier import classify
@@ -22,6 +22,8 @@ from steering.deciding.thresholds import Limits, Said, unlearnt, words
 from steering.policy.conditions import (
     AnyLeaf,
     CeShare,
+    JobSteps,
+    Late,
     LinkState,
     MeasuredDelay,
     MeasuredShare,
@@ -106,6 +108,8 @@ def measure(  # noqa: PLR0911
             return _link(leaf, facts, now, stale_after)
         case Rdma():
             return _rdma(leaf, facts, now, stale_after)
+        case JobSteps() | Late():
+            return _jobs(leaf, facts, now, stale_after)
 
 
 def _lives(window_ns: int, stale_after: int) -> int:
@@ -293,3 +297,54 @@ def _rdma(leaf: Rdma, facts: Facts, now: int, stale_after: int) -> Measurement:
         text += f" (pair {worst.qp_number}: {worst.reason})"
     beyond = f"at least {leaf.share:.0%}"
     return Measurement(newest.at_ns, lives, verdict, text, beyond)
+
+
+# What must have been measured before a cause is known not to be there.
+_SENSORS: Final[dict[str, JobSensor]] = {
+    "network": "network",
+    "imbalance": "network",
+    "straggler": "ranks",
+    "gpu": "gpu",
+    "host": "host",
+}
+
+
+def _jobs(leaf: JobSteps | Late, facts: Facts, now: int, stale_after: int) -> Measurement:
+    fresh = [job for job in facts.jobs if now - job.at_ns <= _lives(job.window_ns, stale_after)]
+    if not fresh:
+        return nothing("no job on it", idle=True)
+    newest = max(fresh, key=lambda job: job.at_ns)
+    lives, beyond = _lives(newest.window_ns, stale_after), f"at least {leaf.at_least:.0%}"
+    found = [(cause, job) for job in fresh if (cause := _cause(leaf, job, facts)) is not None]
+    if found:
+        cause, job = max(found, key=lambda item: item[0].low)
+        said = f"job {job.job}: {cause.kind} explains {cause.share:.0%} of a step ({cause.low:.0%} to {cause.high:.0%})"
+        return Measurement(
+            job.at_ns, lives, Verdict.BAD, f"{said}: {cause.reason}", beyond, window_ns=job.window_ns, value=cause.share
+        )
+    unknown = [why for job in fresh if (why := _unknown(leaf, job))]
+    if unknown:
+        return Measurement(newest.at_ns, lives, Verdict.NONE, unknown[0])
+    said = f"no such cause in {len(fresh)} job{'s' if len(fresh) > 1 else ''}"
+    return Measurement(newest.at_ns, lives, Verdict.CLEAR, said)
+
+
+def _cause(leaf: JobSteps | Late, job: Job, facts: Facts) -> JobCause | None:
+    """What makes a leaf hold, if it is of this path or of none."""
+    listed = [] if job.why is None else job.why.causes
+    if isinstance(leaf, JobSteps):
+        wanted = [each for each in listed[:1] if leaf.cause in ("any", each.kind)]
+    else:
+        wanted = [each for each in listed if each.kind == "straggler"]
+    here = [each for each in wanted if each.path in (None, facts.path) and each.low >= leaf.at_least]
+    return here[0] if here else None
+
+
+def _unknown(leaf: JobSteps | Late, job: Job) -> str:
+    """Why it cannot be told that a leaf does not hold; empty if it can."""
+    if job.why is None:
+        return f"job {job.job} has no verdict"
+    cause = "straggler" if isinstance(leaf, Late) else leaf.cause
+    needed = set(_SENSORS.values()) if cause == "any" else {_SENSORS[cause]}
+    why = next((f"{sensor} not measured: {why}" for sensor, why in job.why.missing.items() if sensor in needed), "")
+    return f"job {job.job}: {why}" if why else ""

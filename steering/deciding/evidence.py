@@ -12,6 +12,7 @@ from typing import Final, Generic, TypeVar
 import msgspec
 
 from pytools.signals import (
+    Job,
     Link,
     LinkEvent,
     Path,
@@ -51,6 +52,7 @@ class Facts(msgspec.Struct, frozen=True):
     ports: tuple[RdmaPort, ...] = ()
     queue_pairs: tuple[RdmaQueuePair, ...] = ()
     events: tuple[LinkEvent, ...] = ()  # of the path and its interface, the newest of each word
+    jobs: tuple[Job, ...] = ()  # with traffic on it
 
     @property
     def answered(self) -> bool:
@@ -135,6 +137,7 @@ class Evidence:
         self._pairs: _Newest[RdmaQueuePair] = _Newest()
         self._events: _Newest[LinkEvent] = _Newest()  # by path, or by host and interface
         self._pair_paths: dict[Hashable, Path] = {}
+        self._jobs: _Newest[Job] = _Newest()  # by path
 
     def take(self, signal: Signal, now: int) -> tuple[Path, ...]:
         """Take note of a fact.
@@ -177,6 +180,8 @@ class Evidence:
                 return self._of_interface(self._ports, signal, signal.interface, (signal.device, signal.port))
             case LinkEvent():
                 return self._event(signal)
+            case Job():
+                return self._job(signal)
             case _:
                 return ()
 
@@ -222,6 +227,12 @@ class Evidence:
         self._pair_paths[key] = signal.path
         return tuple(dict.fromkeys((*told, signal.path)))
 
+    def _job(self, signal: Job) -> tuple[Path, ...] | None:
+        used = [each.path for each in signal.paths if each.path is not None]
+        key = signal.job, signal.uid, signal.ranks[0].owner.pid if signal.ranks else 0
+        taken = tuple(path for path in used if self._known(path, signal) and self._jobs.put(path, signal, key))
+        return taken if taken or not used else None
+
     def _known(self, path: Path, signal: Signal) -> bool:
         """Take note of a path of this host; False for another host's, or one too many."""
         place = path.source, path.interface
@@ -240,6 +251,7 @@ class Evidence:
         for facts in (self._delays, self._liveness, self._tcp, self._ecn, self._mtu, self._links, self._ports):
             facts.forget(before)
         self._pairs.forget(before)
+        self._jobs.forget(before)
         self._events.forget(before)
         self._pair_paths = {key: path for key, path in self._pair_paths.items() if self._pairs.one(path, key)}
         self._places = {
@@ -268,6 +280,7 @@ class Evidence:
             ports=self._ports.all(place),
             queue_pairs=self._pairs.all(path),
             events=(*self._events.all(path), *self._events.all(place)),
+            jobs=self._jobs.all(path),
         )
 
     def suspended(self, after_ns: int, before_ns: int) -> None:

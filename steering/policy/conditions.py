@@ -42,6 +42,8 @@ LinkWord = Literal[
     "gid_changed",
 ]
 RdmaWord = Literal["congested", "slow_receiver", "dead", "no_demand"]
+JobWord = Literal["any", "network", "straggler", "gpu", "host", "imbalance"]
+OF_JOBS: Final = ("job_step", "straggler")  # say nothing about a path, so that no rule moves anything by them
 
 # What ends a state of a link; a word that is not here is over after `hold`.
 OPPOSITES: Final[dict[str, str]] = {
@@ -236,6 +238,27 @@ class Rdma(Leaf):
         return clear
 
 
+class _OfJob(Leaf):
+    by_traffic: ClassVar[bool] = True
+
+    at_least: ShareAboveZero = Field(
+        default=0.1, description="share of the time of a step that the cause explains at least, without its error"
+    )
+
+
+class JobSteps(_OfJob):
+    """Bad while the first cause of a job's verdict (jobs.md) is this one, for its path or all paths of the job."""
+
+    signal: Literal["job_step"]
+    cause: JobWord = Field(default="any", description="which cause")
+
+
+class Late(_OfJob):
+    """Bad while a rank of a job on this host comes late to its collectives (jobs.md), for all paths of the job."""
+
+    signal: Literal["straggler"]
+
+
 class All(Model):
     """Bad when every part is bad."""
 
@@ -270,7 +293,9 @@ def _tag(value: Any) -> str | None:
     return next((tag for key, tag in TREES.items() if key in value), None)
 
 
-AnyLeaf: TypeAlias = MeasuredDelay | MeasuredShare | Silence | Retransmits | CeShare | LinkState | Rdma
+AnyLeaf: TypeAlias = (
+    MeasuredDelay | MeasuredShare | Silence | Retransmits | CeShare | LinkState | Rdma | JobSteps | Late
+)
 WithThreshold: TypeAlias = MeasuredDelay | MeasuredShare | Retransmits | CeShare
 _OTHERS: Final = {
     "silence": Silence,
@@ -278,6 +303,8 @@ _OTHERS: Final = {
     "ce_share": CeShare,
     "link": LinkState,
     "rdma": Rdma,
+    "job_step": JobSteps,
+    "straggler": Late,
 }
 SIGNALS: Final = (*MEASURED, *_OTHERS)
 if TYPE_CHECKING:

@@ -11,6 +11,8 @@ from steering.policy.conditions import (
     AnyOf,
     CeShare,
     Condition,
+    JobSteps,
+    Late,
     LinkState,
     MeasuredDelay,
     MeasuredShare,
@@ -87,7 +89,7 @@ def _joined(word: str, parts: list[str]) -> str:
     return parts[0] if len(parts) == 1 else "(" + f") {word} (".join(parts) + ")"
 
 
-def _holds(leaf: AnyLeaf) -> str:
+def _holds(leaf: AnyLeaf) -> str:  # noqa: PLR0911
     match leaf:
         case MeasuredDelay() | MeasuredShare():
             return leaf.measure.holds.format(quantile=part_of(leaf), above=_above(leaf))
@@ -102,6 +104,12 @@ def _holds(leaf: AnyLeaf) -> str:
         case Rdma():
             some = f"at least {leaf.share:.0%} of" if leaf.share else "any of"
             return f"{some} its queue pairs are {leaf.verdict.replace('_', ' ')}"
+
+        case JobSteps():
+            cause = "anything" if leaf.cause == "any" else f"cause {leaf.cause}"
+            return f"{cause} explains at least {leaf.at_least:.0%} of the step of a job that uses it"
+        case Late():
+            return f"a late rank costs at least {leaf.at_least:.0%} of the step of a job that uses it"
 
 
 def _above(leaf: WithThreshold) -> str:
@@ -121,7 +129,7 @@ def _below(leaf: WithThreshold) -> str:
     return f"{level.factor:.3g} of that threshold" if isinstance(level, OfAbove) else figures_of(leaf).text(level)
 
 
-def _clears(leaf: AnyLeaf) -> str:
+def _clears(leaf: AnyLeaf) -> str:  # noqa: PLR0911
     match leaf:
         case MeasuredDelay() | MeasuredShare():
             return leaf.measure.clears.format(below=_below(leaf))
@@ -135,6 +143,10 @@ def _clears(leaf: AnyLeaf) -> str:
             return _CLEARED.get(leaf.event, f"that is {duration_text(leaf.hold)} ago")
         case Rdma():
             return f"less than {leaf.clear_below:.0%} of them are" if leaf.clear_below else "none of them is"
+        case JobSteps():
+            return "that was measured and explains less"
+        case Late():
+            return "all ranks here were compared and none is so late"
 
 
 def _way(leaf: CeShare) -> str:

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from pytools.yaml_reader import Location, Problem, Reader, dotted
 from steering.policy.actions import FLOW_KINDS, KINDS, WEIGHT_KINDS
+from steering.policy.conditions import OF_JOBS
 from steering.policy.hooks import HOOK_KINDS
 
 _FLOW_SCOPES: Final = ("flows", "processes", "cgroups")
@@ -136,6 +137,18 @@ def _for_or_samples(when: Any, at: Location, reader: Reader) -> Iterator[Problem
             yield _problem((*at, "samples"), "expected either for or samples, not both", reader)
 
 
+def _of_jobs(when: Any, at: Location) -> Iterator[Location]:
+    """Where leaves are that are about jobs."""
+    if isinstance(when, list):
+        for i, part in enumerate(when):
+            yield from _of_jobs(part, (*at, i))
+    elif isinstance(when, dict):
+        for key in ("all", "any", "not"):
+            yield from _of_jobs(when.get(key), (*at, key))
+        if when.get("signal") in OF_JOBS:
+            yield (*at, "signal")
+
+
 def _actions(rule: dict[str, Any], at: Location, reader: Reader) -> Iterator[Problem]:
     """More or less than one action, and what does not go with it."""
     then = rule.get("then")
@@ -155,6 +168,10 @@ def _actions(rule: dict[str, Any], at: Location, reader: Reader) -> Iterator[Pro
         )
         for key in (key for key in _FLOW_SCOPES if key in scope):
             yield _problem((*at, "scope", key), what, reader)
+    if kind != "alert":
+        for where in _of_jobs(rule.get("when"), (*at, "when")):
+            what = "expected only with alert or notify: it says nothing about the path, so that moving helps nobody"
+            yield _problem(where, what, reader)
     if kind == "spread":
         for key, node, where in (("when", rule, at), ("return", rule, at), ("notify", then, (*at, "then"))):
             if key in node:

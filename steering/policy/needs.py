@@ -15,6 +15,8 @@ _BY_CONDITION: Final = {
     "ce_share": {"path_ecn", "tcp_path"},
     "link": {"link", "link_event", "path_mtu", "rdma_port"},
     "rdma": {"rdma_qp"},
+    "job_step": {"job"},
+    "straggler": {"job"},
 }
 
 

@@ -7,17 +7,19 @@ import functools
 import msgspec
 import policy_kit as kit
 import pytest
+import samples
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from policy_kit import MS, SECOND, T0, condition
+from policy_kit import MS, SECOND, T0, condition, rule
 from steering_kit import measured, path
 
-from pytools.signals import Delay, Path, PathDelay
+from pytools.signals import Delay, Job, JobCause, JobPath, JobVerdict, Path, PathDelay
 from steering.deciding.condition_eval import Verdict
 from steering.deciding.evidence import Evidence, Facts
 from steering.deciding.rule_eval import Memory, Reading, judge
 from steering.policy.conditions import All, AnyOf, Condition, Not, leaves
+from steering.policy.file import parse
 
 BAD, PENDING, BETWEEN, CLEAR, NONE = Verdict.BAD, Verdict.PENDING, Verdict.BETWEEN, Verdict.CLEAR, Verdict.NONE
 A, B = path(1), path(2)
@@ -548,6 +550,65 @@ def test_since_when_a_tree_holds():
     last = measured(A, T0 + 40 * MS, 9 * MS, lost=9, received=1)
     assert (both.hear(last).since_ns, both.at(last.at_ns).run) == (T0 + 20 * MS, 2)  # all: since the last of them
     assert (one.hear(last).since_ns, one.at(last.at_ns).run) == (T0, 3)  # any: since the first
+
+
+# ---- jobs ----
+
+
+def of_jobs(when: str, *jobs: Job, path: Path = A, later: int = 0) -> Reading:
+    """What a condition about jobs says."""
+    evidence = Evidence()
+    for each in jobs:
+        evidence.take(each, each.at_ns)
+    found = parse(rule(when, "{alert: {}}")).rules[0].when
+    assert found is not None
+    return judge(found, evidence.facts(path), (), T0 + later)[0]
+
+
+def job(verdict: str = "network", at: Path | None = A, low: float = 0.3, missing: tuple[str, ...] = (), **more) -> Job:
+    """A job on the two paths, with one cause, of one path or of none; with `healthy` or `unknown` there is none."""
+    cause = JobCause(verdict, 0.4, low, 0.5, None if at else 2, at, at.interface if at else "", "measured so")
+    causes = [] if verdict in ("healthy", "unknown") else [cause, *more.pop("others", [])]
+    why = JobVerdict(verdict, "so", causes, None, dict.fromkeys(missing, "not there"))
+    used = [JobPath(each, each.interface, 4, 0, 1, 1) for each in (A, B)]
+    return samples.job(at_ns=T0, host="h1", paths=used, why=why, **more)
+
+
+LATE = JobCause("straggler", 0.2, 0.15, 0.25, 2, None, "", "rank 2 comes late")
+
+
+@pytest.mark.parametrize(
+    ("when", "told", "expected"),
+    [
+        ("{signal: job_step}", job(), BAD),
+        ("{signal: job_step, cause: network}", job(), BAD),
+        ("{signal: job_step, cause: network}", job(at=B), CLEAR),  # of the other path
+        ("{signal: job_step, cause: host}", job("host", at=None), BAD),  # of all paths of the job
+        ("{signal: job_step, cause: host}", job(), CLEAR),
+        ("{signal: job_step, cause: host}", job(missing=("host",)), NONE),
+        ("{signal: job_step, cause: host}", job(missing=("ranks", "gpu")), CLEAR),
+        ("{signal: job_step, at_least: 0.31}", job(), CLEAR),
+        ("{signal: job_step}", job("healthy"), CLEAR),
+        ("{signal: job_step}", job("unknown", missing=("ranks",)), NONE),
+        ("{signal: job_step, cause: network}", job("unknown", missing=("ranks",)), CLEAR),
+        ("{signal: job_step, cause: straggler}", job("host", at=None, others=[LATE]), CLEAR),  # it is not the first
+        ("{signal: straggler}", job("host", at=None, others=[LATE]), BAD),
+        ("{signal: straggler, at_least: 0.16}", job("host", at=None, others=[LATE]), CLEAR),
+        ("{signal: straggler}", job(missing=("ranks",)), NONE),
+    ],
+)
+def test_what_is_said_of_a_job_counts_for_its_paths(when, told, expected):
+    assert of_jobs(when, told).verdict is expected
+
+
+def test_of_several_jobs_the_worst_counts_and_none_that_has_ended():
+    worse = job(low=0.35, job="b")
+    reading = of_jobs("{signal: job_step}", job(), worse, job("healthy", job="c"))
+    assert reading.verdict is BAD and reading.text.startswith("job b: network explains 40% of a step (35% to 50%)")
+    gone = of_jobs("{signal: job_step}", job(), later=3 * SECOND)
+    assert gone.verdict is NONE and gone.idle
+    old = of_jobs("{signal: job_step}", samples.job(at_ns=T0, host="h1", why=None))  # of an agent without verdicts
+    assert old.verdict is NONE and not old.idle
 
 
 # ---- laws ----

@@ -78,13 +78,14 @@ def test_a_policy_cannot_be_changed():
             "signal: queueing_delay",
             "signal: queuing_delay",
             "p.yaml:6: rules[0].when.signal: expected one of queueing_delay, one_way_delay, loss, jitter, silence, "
-            'retransmits, ce_share, link, rdma, got "queuing_delay"; did you mean "queueing_delay"?',
+            "retransmits, ce_share, link, rdma, job_step, straggler, "
+            'got "queuing_delay"; did you mean "queueing_delay"?',
         ),
         (
             "signal: queueing_delay, ",
             "",
             'p.yaml:6: rules[0].when.signal: "signal" is missing; expected one of queueing_delay, one_way_delay, loss, '
-            "jitter, silence, retransmits, ce_share, link, rdma; or all, any or not in its place",
+            "jitter, silence, retransmits, ce_share, link, rdma, job_step, straggler; or all, any or not in its place",
         ),
         (
             "stale_after: 500ms",

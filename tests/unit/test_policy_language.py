@@ -102,10 +102,11 @@ def test_what_a_leaf_stands_for(when, failure, by_traffic):
          'when.above: unknown key "above"; expected one of fall, for, lasting, missed, signal'),
         ("{signl: silence}", 'when.signal: "signal" is missing; expected one of queueing_delay, one_way_delay, loss, '
              'jitter, '
-         'silence, retransmits, ce_share, link, rdma; or all, any or not in its place; did you mean "signal"?'),
+         'silence, retransmits, ce_share, link, rdma, job_step, straggler; '
+         'or all, any or not in its place; did you mean "signal"?'),
         ("{nto: {signal: silence}}", 'when.signal: "signal" is missing; expected one of queueing_delay, one_way_delay, '
-         'loss, jitter, silence, retransmits, ce_share, link, rdma; or all, any or not in its place; '
-             'did you mean "not"?'),
+         'loss, jitter, silence, retransmits, ce_share, link, rdma, job_step, straggler; '
+         'or all, any or not in its place; did you mean "not"?'),
     ],
 )  # fmt: skip
 def test_a_fault_in_a_condition_is_named_with_its_place(when, expected):
@@ -539,3 +540,13 @@ def test_whatever_is_wrong_is_named_and_what_is_right_passes_the_schema(value):
         assert all(problem.line == 1 and problem.what for problem in error.problems)
     else:
         VALIDATOR.validate(json.loads(text))
+
+
+@pytest.mark.parametrize(
+    "when", ["{signal: straggler}", "{any: [{signal: loss, above: 0.1, clear_below: 0.01}, {not: {signal: job_step}}]}"]
+)
+def test_what_jobs_say_only_alerts(when):
+    at = "when.signal" if when.startswith("{signal") else "when.any[1].not.signal"
+    said = "expected only with alert or notify: it says nothing about the path, so that moving helps nobody"
+    assert faults(rule(when)) == [f"p:5: rules[0].{at}: {said}"]
+    assert signals_of(parse(rule(when, "{alert: {}}"))) >= {"job"}
