@@ -29,7 +29,7 @@ ROOT: Final = Path(__file__).resolve().parent.parent
 DOCS: Final = ROOT / "docs"
 # In the order of the list.
 _SIGNALS: Final = ("base", "delays", "clocks", "tcp", "host", "links", "rdma", "jobs", "steering")
-_TITLES: Final = {"flows": "Flows", "links": "Links", "rdma": "RDMA queue pairs", "events": "Events"}
+_TITLES: Final = {"flows": "Flows", "links": "Links", "rdma": "RDMA queue pairs", "events": "Events", "jobs": "Jobs"}
 
 
 def _kinds() -> Iterator[tuple[str, str, dict[str, tuple[str, str]]]]:

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from pytools import units
-from pytools.signals import AnySignal, Job, JobPath, RasState
+from pytools.signals import AnySignal, Job, JobPath, JobStep, JobVerdictWord, RasState
 from pytools.views import empty_states, tables
 from pytools.views.columns import Column, Listing, figure, much, named
 from pytools.views.model import Model
@@ -18,6 +18,7 @@ from pytools.views.tables import number
 
 _PATHS: Final = 8  # lines of a job
 _LAGGING: Final = 4
+_VERDICTS: Final[dict[JobVerdictWord, str]] = {"healthy": "green", "unknown": "dim"}
 _STYLES: Final[dict[RasState, str]] = {"ok": "green", "unresponsive": "red", "invalid": "yellow"}
 
 
@@ -33,17 +34,28 @@ def jobs(_now_ns: int) -> Listing[Job]:
             figure("sent", "sent", units.bit_rate, lambda row: _rate(row, row.paths, "sent_bytes"), 1),
             figure("received", "received", units.bit_rate, lambda row: _rate(row, row.paths, "received_bytes"), 2),
             Column("sent by path", _paths, left=True, spare=5),
+            Column(
+                "why slow",
+                verdict,
+                {"verdict": much(lambda row: row.why.causes[0].share if row.why and row.why.causes else None)},
+                left=True,
+            ),
             Column("RAS", lambda row: Text(row.ras, style=_STYLES.get(row.ras, "dim")), left=True),
             Column(
                 "behind", _behind, {"lag": much(lambda row: row.lagging[0].behind if row.lagging else None)}, left=True
             ),
         ),
-        lambda row: (-(row.lagging[0].behind if row.lagging else 0), row.job, row.uid),
+        lambda row: (
+            -(row.why.causes[0].share if row.why and row.why.causes else 0),
+            -(row.lagging[0].behind if row.lagging else 0),
+            row.job,
+            row.uid,
+        ),
     )
 
 
 def overview(model: Model, signals: Sequence[AnySignal], asked: Query) -> RenderableType:
-    """Jobs, and below them what RAS did not say."""
+    """Jobs, and below them why each is slow, and what RAS did not say."""
     listing = jobs(model.at_ns)
     rows = listing.ordered([each for each in signals if isinstance(each, Job)], asked.sort)
     if not rows:
@@ -52,7 +64,45 @@ def overview(model: Model, signals: Sequence[AnySignal], asked: Query) -> Render
     sheet = listing.sheet(
         f"{model.host}: jobs, over {window}{asked.said()}", rows, lambda row: tables.dim(row, model.at_ns)
     )
-    return Group(sheet, *(Text(f"{row.job}: RAS: {row.ras_reason}", style="dim") for row in rows if row.ras_reason))
+    why = [line for row in rows for line in reasons(row)]
+    ras = [Text(f"{row.job}: RAS: {row.ras_reason}", style="dim") for row in rows if row.ras_reason]
+    return Group(sheet, *why, *ras)
+
+
+def verdict(row: Job) -> Text:
+    """The verdict in a word, with the share of a step that its cause explains."""
+    if row.why is None:
+        return Text(units.UNKNOWN)
+    share = f" {units.share(row.why.causes[0].share)}" if row.why.causes else ""
+    return Text(f"{row.why.verdict}{share}", style=_VERDICTS.get(row.why.verdict, "red"))
+
+
+def reasons(row: Job) -> list[Text]:
+    """Why the steps of a job take as long as they do, a line for each cause; and what was not measured."""
+    if row.why is None:
+        return []
+    head = Text(f"{row.job}: {_rhythm(row.why.step)}", style="bold")
+    lines = [
+        Text(f"  {each.kind} explains {units.share(each.share)} ({units.share(each.low)} to {units.share(each.high)})")
+        .append(f": {each.reason}")
+        for each in row.why.causes
+    ]  # fmt: skip
+    if not lines:
+        lines = [Text(f"  {row.why.verdict}: {row.why.reason}")]
+    elif row.why.missing:
+        missing = "; ".join(f"{sensor}: {why}" for sensor, why in row.why.missing.items())
+        lines.append(Text(f"  not measured: {missing}", style="dim"))
+    return [head, *lines]
+
+
+def _rhythm(step: JobStep | None) -> str:
+    if step is None:
+        return "steps not seen"
+    slower = "" if step.slowdown is None else f", {step.slowdown:.2f} times the usual"
+    if step.duration_ns is None:
+        return f"{step.steps} connections send {units.bit_rate(step.flow_bps)} each{slower}"
+    bound = f" {tables.bound(step.duration_bound_ns)}" if step.duration_bound_ns is not None else ""
+    return f"steps of {units.duration(step.duration_ns)}{bound}, {step.operations} collectives each{slower}"
 
 
 def _who(row: Job) -> str:

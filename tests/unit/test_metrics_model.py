@@ -42,6 +42,7 @@ from pytools.views.metrics.parts import Total
 from pytools.views.metrics.series import SERIES_LIMIT, expose, most
 
 AT_NS, SECOND_NS, MS = samples.AT_NS, samples.SECOND_NS, 1_000_000
+JOB = {"job_name": "slurm:4711.0/torchrun:n1:29500", "user": "1000"}
 PATH = {"source": "h1", "destination": "h2", "address": "10.9.0.2", "gateway": "10.1.1.1", "interface": "rail1"}
 
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
@@ -210,6 +211,12 @@ def test_one_of_each_gives_the_values_it_has() -> None:
         ("swerve_rdma_requests_total", {"stage": "completed"}, 4_900),
         ("swerve_rdma_outstanding_bytes", {}, 100 << 16),
         ("swerve_rdma_suspects", {"kind": "host"}, 1),
+        ("swerve_job_verdict", {**JOB, "verdict": "network"}, 1),
+        ("swerve_job_verdict", {**JOB, "verdict": "healthy"}, 0),
+        ("swerve_job_cause_ratio", {**JOB, "reason": "network", "figure": "low"}, 0.5),
+        ("swerve_job_cause_ratio", {**JOB, "reason": "gpu", "figure": "share"}, 0),
+        ("swerve_job_step_seconds", JOB, 0.031),
+        ("swerve_job_step_slowdown_ratio", JOB, 1.4),
         ("swerve_rdma_port_active", {"device": "rxe0", "port": "1"}, 1),
         ("swerve_rdma_port_events_total", {"device": "rxe0", "port": "1", "event": "out_of_sequence"}, 4),
         ("swerve_app_delay_seconds", {**PATH, "protocol": "tcp", "figure": "p90"}, 31e-6),
@@ -383,6 +390,7 @@ def flood() -> Iterable[AnySignal]:
         yield samples.rdma_port(device=f"mlx5_{number}", cnp_received=1, cnp_sent=1, ecn_marked=1)
         yield samples.rdma_qp(number=number, errors={f"status{number}": 1})
         yield samples.act(actuator=f"a{number}")
+        yield samples.job(job=f"job{number}")
         yield samples.clock(of=f"h{number}")
     names = [f"n{number}" for number in range(MANY)]
     yield samples.packet_drops(reasons=[DropReason(reason=name, window_packets=1, total_packets=1) for name in names])

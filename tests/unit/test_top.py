@@ -50,7 +50,7 @@ def cells(about: Known, place: int = 0, **look: object) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(("width", "height"), SIZES)
-@pytest.mark.parametrize("panel", ["paths", "flows", "links", "rdma", "events"])
+@pytest.mark.parametrize("panel", ["paths", "flows", "links", "rdma", "events", "jobs"])
 @pytest.mark.parametrize("page", ["list", "detail", "help"])
 @pytest.mark.parametrize("glyphs", [UNICODE, ASCII], ids=["utf8", "ascii"])
 def test_every_frame_fits(width: int, height: int, panel: str, page: str, glyphs: Glyphs) -> None:
@@ -249,6 +249,8 @@ def test_flows_events_links_and_queue_pairs_have_a_row_each() -> None:
     links = text(frame(about, panel="links"))
     assert line(links, "rail1") and line(links, "rail2") and line(links, "RDMA: 1 congested").endswith("(3 again)")
     assert line(text(frame(about, panel="rdma")), "rxe0 20").split()[2] == "congested"
+    jobs = line(text(frame(known(samples.job()), width=200, panel="jobs")), "slurm:4711.0")
+    assert "network 62.0 %" in jobs and "queueing delay 9.1 ms" in jobs
     events = text(frame(about, panel="events"))
     assert [each.split()[2] for each in events[3:7]] == ["state", "act", "state", "link"]
     assert "suspect → drained" in events[3] and "healthy → suspect" in events[5]
@@ -257,8 +259,10 @@ def test_flows_events_links_and_queue_pairs_have_a_row_each() -> None:
 def test_an_empty_list_says_why() -> None:
     nothing = Known()
     said = {
-        panel: " ".join(text(frame(nothing, panel=panel))) for panel in ("paths", "flows", "links", "rdma", "events")
+        panel: " ".join(text(frame(nothing, panel=panel)))
+        for panel in ("paths", "flows", "links", "rdma", "events", "jobs")
     }
+    assert "no process here is a rank" in said["jobs"]
     assert "no path has been measured yet" in said["paths"]
     assert all(re_word in said[panel] for panel, re_word in (("flows", "no TCP"), ("links", "no interface")))
     assert "no queue pair" in said["rdma"] and "nothing has happened" in said["events"]

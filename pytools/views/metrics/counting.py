@@ -17,6 +17,7 @@ from pytools.figures import DIRECTIONS
 from pytools.signals import (
     Act,
     AppDelay,
+    Job,
     Link,
     LinkEvent,
     NexthopGroup,
@@ -47,6 +48,7 @@ GROUPS: Final = 512
 MEMBERS: Final = 16  # of a group
 NAMESPACES: Final = 256
 PORTS: Final = 64
+JOBS: Final = 256
 WAYS: Final = 64  # behind the first hop of a path
 _WAYS_LAST_NS: Final = 15_000_000_000  # they are told every 5 s
 CAUSES: Final = Retransmissions.__struct_fields__
@@ -307,6 +309,7 @@ SUBJECTS: Final[dict[type, Subject]] = {
     Self: Subject("", _of_host, _cost),
     Act: Subject("", _of_host, _act),
     RdmaSuspects: Subject("", _of_host),
+    Job: Subject("job", lambda signal: (signal.job, str(signal.uid))),
     RdmaSight: Subject("", _of_host),
 }
 

@@ -24,6 +24,7 @@ LINK: Final = ("interface",)
 _PAUSE: Final = ("interface", "priority", "direction")
 MEMBER: Final = ("group", "interface", "gateway")
 PORT: Final = ("device", "port")
+JOB: Final = ("job_name", "user")  # `job` is the scrape's own
 NAMESPACE: Final = ("namespace",)
 
 
@@ -187,4 +188,11 @@ FAMILIES: Final[dict[str, Family]] = {
     "swerve_rdma_port_events_total": Family(
         "counter", (*PORT, "event"), "Congestion notifications, marks, losses and timeouts of the port."
     ),
+    # ---- jobs ----
+    "swerve_job_verdict": Family("gauge", (*JOB, "verdict"), "1 for why the job's steps take as long as they do."),
+    "swerve_job_cause_ratio": Family(
+        "gauge", (*JOB, "reason", "figure"), "Share of a step that a cause explains: estimate, low and high."
+    ),
+    "swerve_job_step_seconds": Family("gauge", JOB, "Median step, of jobs with NCCL's profiler plugin."),
+    "swerve_job_step_slowdown_ratio": Family("gauge", JOB, "Time of a step divided by the usual."),
 }

@@ -20,6 +20,9 @@ from pytools.signals import (
     AppDelay,
     ClockState,
     Delay,
+    Job,
+    JobCauseKind,
+    JobVerdictWord,
     Link,
     NexthopGroup,
     PathDelay,
@@ -36,9 +39,20 @@ from pytools.signals import (
     SteeringState,
     TcpHost,
 )
-from pytools.views.metrics.counting import CAUSES, EVENTS, GROUPS, INTERFACES, MEMBERS, PATHS, PORT_EVENTS, PORTS, Ways
+from pytools.views.metrics.counting import (
+    CAUSES,
+    EVENTS,
+    GROUPS,
+    INTERFACES,
+    JOBS,
+    MEMBERS,
+    PATHS,
+    PORT_EVENTS,
+    PORTS,
+    Ways,
+)
 from pytools.views.metrics.exposition import Exposition
-from pytools.views.metrics.families import APP, FAMILIES, LINK, MEMBER, PATH, PORT, Family
+from pytools.views.metrics.families import APP, FAMILIES, JOB, LINK, MEMBER, PATH, PORT, Family
 from pytools.views.metrics.model import Model
 from pytools.views.metrics.parts import BUCKETS, NAMES
 
@@ -48,13 +62,17 @@ _MTU_STATES: Final = ("agrees", "mismatch", "unknown")
 _STEERING_STATES: Final = typing.get_args(SteeringState)
 _WAY_STATES: Final = typing.get_args(typing.get_type_hints(PathWay)["state"])
 _VERDICTS: Final = typing.get_args(RdmaVerdict)
+_JOB_VERDICTS: Final = typing.get_args(JobVerdictWord)
+_JOB_CAUSES: Final = typing.get_args(JobCauseKind)
 _COST_FRESH_NS: Final = 60_000_000_000  # of what the agent costs, which is looked at now and then
 _APP_FIGURES: Final = ("p50", "p90", "p99", "max")
 # What has a row in the model, by its labels, the longest first; and how many values each other label can have there.
-_ROWS: Final = {APP: 2 * PATHS, PATH: PATHS, MEMBER: GROUPS * MEMBERS, PORT: PORTS, LINK: INTERFACES}
+_ROWS: Final = {APP: 2 * PATHS, PATH: PATHS, MEMBER: GROUPS * MEMBERS, PORT: PORTS, LINK: INTERFACES, JOB: JOBS}
 _VALUES: Final = {
     **{"direction": 2, "outcome": 2, "fate": 3, "priority": 1 + 8, "cause": len(CAUSES), "what": len(EVENTS)},
     "event": len(PORT_EVENTS),
+    "verdict": len(_JOB_VERDICTS),
+    "reason": len(_JOB_CAUSES),
     "state": 1 + len(_STEERING_STATES),  # a word that is not known comes besides
     "figure": max(len(_APP_FIGURES), *(len(each.exported) for each in MEASURES)),
 }
@@ -242,6 +260,19 @@ def _port(out: Exposition, labels: Labels, port: RdmaPort) -> None:
     out.add("swerve_rdma_port_active", labels, float(port.state == "active"))
 
 
+def _job(out: Exposition, labels: Labels, job: Job) -> None:
+    if job.why is None:
+        return
+    out.one_of("swerve_job_verdict", labels, _JOB_VERDICTS, job.why.verdict)
+    for kind in _JOB_CAUSES:
+        first = next((each for each in job.why.causes if each.kind == kind), None)
+        for name in ("share", "low", "high"):
+            out.add("swerve_job_cause_ratio", (*labels, kind, name), 0.0 if first is None else getattr(first, name))
+    if job.why.step is not None:
+        out.ns("swerve_job_step_seconds", labels, job.why.step.duration_ns)
+        out.add("swerve_job_step_slowdown_ratio", labels, job.why.step.slowdown)
+
+
 # What is given of the newest signal of a kind while it stands.
 _GAUGES: Final[dict[Any, Callable[[Exposition, Labels, Any], None]]] = {
     PathDelay: _delay,
@@ -256,4 +287,5 @@ _GAUGES: Final[dict[Any, Callable[[Exposition, Labels, Any], None]]] = {
     RdmaSight: _sight,
     RdmaSuspects: _suspects,
     RdmaPort: _port,
+    Job: _job,
 }

@@ -10,6 +10,8 @@ import msgspec
 from pytools.figures import FOLLOWED, Figure, supports_one_way
 from pytools.signals import (
     Clock,
+    Job,
+    JobCause,
     NexthopGroup,
     PathDelay,
     PathState,
@@ -21,7 +23,15 @@ from pytools.signals import (
     nexthop_name,
 )
 from pytools.views.model import is_shown
-from pytools.views.report.records import ClockStory, Direction, HostStory, PathStory, QueuePairStory, WeightStory
+from pytools.views.report.records import (
+    ClockStory,
+    Direction,
+    HostStory,
+    JobStory,
+    PathStory,
+    QueuePairStory,
+    WeightStory,
+)
 from pytools.views.report.runs import Runs
 from pytools.views.report.series import SLOTS, Series, Spread, Sums
 
@@ -182,6 +192,31 @@ class HeardQueuePair:
         """All of it."""
         assert self._last is not None
         return QueuePairStory(self._last, self._bandwidth.line(SILENCE_NS), self._verdicts.bands(until_ns))
+
+
+class HeardJob:
+    """One distributed job on one host."""
+
+    def __init__(self) -> None:
+        self._last: Job | None = None
+        self._worst: JobCause | None = None
+        self._worst_ns = 0
+        self._verdicts = Runs(SILENCE_NS)
+
+    def take(self, signal: Job) -> None:
+        """One more word of it."""
+        self._last = signal
+        if signal.why is None:
+            return
+        self._verdicts.add(signal.unix_ns, signal.why.verdict, signal.why.reason)
+        for cause in signal.why.causes[:1]:
+            if self._worst is None or cause.share > self._worst.share:
+                self._worst, self._worst_ns = cause, signal.unix_ns
+
+    def story(self, until_ns: int) -> JobStory:
+        """All of it."""
+        assert self._last is not None
+        return JobStory(self._last, self._worst, self._worst_ns, self._verdicts.bands(until_ns))
 
 
 class HeardHost:

@@ -27,6 +27,7 @@ _LEVELS: Final = {  # how high the band of a state is, of 20: trouble stands out
     **{"healthy": 6, "returning": 10, "suspect": 13, "drained": 20, "unmeasured": 3},
     **{"synchronised": 6, "holdover": 12, "free_running": 20},
     **{"ok": 6, "no_demand": 3, "slow_receiver": 14, "congested": 17, "dead": 20, "unknown": 3},
+    **{"imbalance": 11, "straggler": 14, "gpu": 15, "host": 17, "network": 20},
 }
 
 

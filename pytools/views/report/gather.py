@@ -18,6 +18,7 @@ from pytools.signals import (
     Act,
     AnySignal,
     Clock,
+    Job,
     LinkEvent,
     NexthopGroup,
     Path,
@@ -29,7 +30,14 @@ from pytools.signals import (
     Self,
     TcpPath,
 )
-from pytools.views.report.aggregate import HeardClock, HeardGroup, HeardHost, HeardPath, HeardQueuePair
+from pytools.views.report.aggregate import (
+    HeardClock,
+    HeardGroup,
+    HeardHost,
+    HeardJob,
+    HeardPath,
+    HeardQueuePair,
+)
 from pytools.views.report.records import Event, NumberedAct, PathStory, Report, Told, WeightStory, alert, link_event
 
 _ROUTES: Final = re.compile(r"overlay:[^:]*:(?P<prefix>.+)")
@@ -96,13 +104,14 @@ def _inside(address: str, prefix: str) -> bool:
 TYPES: Final = frozenset(
     {
         *("path_delay", "path_state", "act", "nexthop_group", "tcp_path", "link_event"),
-        *("clock", "rdma_qp", "rdma_suspects", "rdma_sight", "self"),
+        *("clock", "rdma_qp", "rdma_suspects", "rdma_sight", "self", "job"),
     }
 )
 PATHS: Final = 256
 GROUPS: Final = 64
 CLOCKS: Final = 128
 QUEUE_PAIRS: Final = 128
+JOBS: Final = 64
 HOSTS: Final = 256
 ACTS: Final = 1000
 EVENTS: Final = 1000
@@ -126,6 +135,7 @@ class Gathering:
         self._groups: dict[Hashable, HeardGroup] = {}
         self._clocks: dict[Hashable, HeardClock] = {}
         self._queue_pairs: dict[Hashable, HeardQueuePair] = {}
+        self._jobs: dict[Hashable, HeardJob] = {}
         self._hosts: dict[Hashable, HeardHost] = {}
         self._acts: deque[Act] = deque()
         self._events: deque[Event] = deque()
@@ -163,7 +173,7 @@ class Gathering:
                 if heard is not None:
                     heard.take(signal)
 
-    def _heard(self, signal: AnySignal) -> _Takes | None:
+    def _heard(self, signal: AnySignal) -> _Takes | None:  # noqa: PLR0911
         """What a signal is about; None where there is no room, or where the report says nothing of it."""
         match signal:
             case PathDelay() | PathState():
@@ -177,6 +187,8 @@ class Gathering:
             case RdmaQueuePair():
                 key = (signal.host, signal.device, signal.qp_number)
                 return self._room(self._queue_pairs, key, QUEUE_PAIRS, "queue pairs", HeardQueuePair)
+            case Job():
+                return self._room(self._jobs, (signal.host, signal.job, signal.uid), JOBS, "jobs", HeardJob)
         return None
 
     def _room(
@@ -227,6 +239,7 @@ class Gathering:
             tuple(sorted((each.story(until_ns) for each in self._clocks.values()), key=lambda c: (c.reference, c.of))),
             tuple(each.story(until_ns) for each in self._queue_pairs.values()),
             {what: count for what, count in self._forgotten.items() if count},
+            tuple(each.story(until_ns) for each in self._jobs.values()),
         )
 
 

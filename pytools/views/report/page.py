@@ -28,6 +28,7 @@ _SECTIONS: Final = {
     "weights": "Weights",
     "tcp": "Retransmissions",
     "rdma": "RDMA",
+    "jobs": "Jobs",
     "clocks": "Clock errors",
     "rings": "Rings",
     "events": "Events",
@@ -94,6 +95,7 @@ def _sections(report: Report, span: Span) -> list[Markup]:
         acts.weights(report, span, made),
         transport.tcp(report, span),
         transport.rdma(report, span),
+        transport.jobs(report, span),
         clocks.drawn(report, span),
         tables.section("rings", "Rings of collective communication", tables.paragraphs(
             "The bottleneck of a ring is not known: this version does not look for rings.")),

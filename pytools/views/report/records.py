@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pytools.figures import ONE_WAY, QUEUEING, Figure
-from pytools.signals import Act, Clock, LinkEvent, Path, RdmaQueuePair, RdmaSight, Suspect
+from pytools.signals import Act, Clock, Job, JobCause, LinkEvent, Path, RdmaQueuePair, RdmaSight, Suspect
 from pytools.views.report.runs import Bands
 from pytools.views.report.series import Bars, Line, Measured
 
@@ -126,6 +126,16 @@ class QueuePairStory:
 
 
 @dataclass(frozen=True, slots=True)
+class JobStory:
+    """One distributed job on one host."""
+
+    last: Job
+    worst: JobCause | None  # the cause that explained most of a step
+    worst_unix_ns: int
+    verdicts: Bands
+
+
+@dataclass(frozen=True, slots=True)
 class Event:
     """A link event, or an alert that began or is over."""
 
@@ -168,6 +178,7 @@ class Report:
     clocks: tuple[ClockStory, ...] = ()
     queue_pairs: tuple[QueuePairStory, ...] = ()
     forgotten: Mapping[str, int] = field(default_factory=dict)  # of the lists above, older ones without room
+    jobs: tuple[JobStory, ...] = ()
 
 
 def link_event(signal: LinkEvent) -> Event:

@@ -1,4 +1,4 @@
-"""What TCP retransmitted and why, and what RDMA queue pairs went through. Pure."""
+"""What TCP retransmitted and why, what RDMA queue pairs went through, and why steps of jobs were slow. Pure."""
 
 from __future__ import annotations
 
@@ -118,6 +118,31 @@ def _name(story: QueuePairStory) -> str:
     last = story.last
     remote = f" to {last.remote}" if last.remote else ""
     return f"{last.host} {last.device} {last.qp_number}{remote} ({last.owner.command or 'unknown'})"
+
+
+def jobs(report: Report, span: Span) -> Markup:
+    """Why the steps of distributed jobs took as long as they did."""
+    title = "Jobs"
+    if not report.jobs:
+        nothing = "No distributed job was told of. Records have jobs only while somebody asks for them, as metrics do."
+        return tables.section("jobs", title, tables.paragraphs(nothing))
+    rows = []
+    for story in report.jobs:
+        worst, at = story.worst, ""
+        if worst is not None:
+            at = f"{scales.moment(story.worst_unix_ns):%H:%M:%S} UTC: "
+            at += f"{worst.kind}, {format.share(worst.share)} of a step"
+        rows.append(
+            [
+                f"{story.last.host} {story.last.job}",
+                chart.strip(span, story.verdicts, format.state),
+                format.lasted(story.verdicts.lasted_ns()),
+                at or "nothing",
+                "" if worst is None else worst.reason,
+            ]
+        )
+    headings = ["job", "verdict over time", "how long", "explained most", "reason"]
+    return tables.section("jobs", title, tables.table("The higher the band, the worse", headings, rows, left=headings))
 
 
 def _suspects(report: Report) -> Markup:

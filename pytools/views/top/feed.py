@@ -1,6 +1,6 @@
 """Where the live view's lines come from: a running agent, or one of its own for as long as it is open.
 
-Which types are asked for depends on the panel: connections and interfaces are told only while they are looked at.
+Which types are asked for depends on the panel: connections, interfaces and jobs are told only while they are looked at.
 """
 
 from __future__ import annotations
@@ -21,7 +21,13 @@ from pytools.ipc.socket_files import connect
 from pytools.views.kinds import VIEWS
 
 _ALWAYS: Final = VIEWS["top"].types - {"app_delay"} | {"path_ecn"}
-_OF_PANEL: Final = {"paths": {"app_delay"}, "flows": {"tcp_flow"}, "links": {"link"}, "rdma": {"rdma_sight"}}
+_OF_PANEL: Final = {
+    "paths": {"app_delay"},
+    "flows": {"tcp_flow"},
+    "links": {"link"},
+    "rdma": {"rdma_sight"},
+    "jobs": {"job"},
+}
 _START_S: Final = 60.0
 _END_S: Final = 20.0
 _LOOK_S: Final = 0.05

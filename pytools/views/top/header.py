@@ -27,8 +27,9 @@ _TABS: Final = (
     ("1", "paths", ("paths",)),
     ("2", "flows", ("flows",)),
     ("3", "links", ("links", "rdma")),
-    ("4", "events", ("events",)),
+    ("4", "events", ("events", "jobs")),
 )
+_ASIDE: Final = {"rdma": "3 RDMA", "jobs": "5 jobs"}  # shown in the place of a list that is not
 _MODES: Final = {"observe": "", "dry run": "cyan", "steering": "green", "a controller runs": "cyan"}
 
 
@@ -105,8 +106,8 @@ def second(look: Look, rows: Rows[Any], count: int, arrow: str, width: int) -> T
     """Panels, horizon, interval, order, and where the cursor is."""
     line = Text()
     for key, name, panels in _TABS:
-        shown = "RDMA" if look.panel == "rdma" and "rdma" in panels else name
-        line.append(f" {key} {shown} ", "reverse" if look.panel in panels else None)
+        shown = _ASIDE.get(look.panel, "") if look.panel in panels else ""
+        line.append(f" {shown or f'{key} {name}'} ", "reverse" if look.panel in panels else None)
     order = f"{look.sort or rows.by}{' reversed' if look.reverse else ''}"
     place = f" {look.cursor + 1}/{count}" if count else ""
     horizon, order = f" last {look.horizon_s} s", f" {arrow} {order}{place}"

@@ -16,7 +16,7 @@ from pytools.views import filters
 from pytools.views.filters import Filters, Traits, chosen
 from pytools.views.top.rings import HORIZONS_S
 
-Panel = Literal["paths", "flows", "links", "rdma", "events"]
+Panel = Literal["paths", "flows", "links", "rdma", "events", "jobs"]
 Page = Literal["list", "detail", "help"]
 INTERVALS_S: Final = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 
@@ -39,6 +39,7 @@ KEYS: Final = (
     Key("2", "panel('flows')", "2", "flows: TCP connections"),
     Key("3", "panel('links')", "3", "links; again: RDMA queue pairs"),
     Key("4", "panel('events')", "4", "events"),
+    Key("5", "panel('jobs')", "5", "jobs, and why their steps are slow"),
     Key("enter", "detail", "Enter", "all about this row"),
     Key("escape", "back", "Esc", "back; in a list: no filter"),
     Key("up,k", "move(-1)", "Up k", "one row up"),

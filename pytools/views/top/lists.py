@@ -1,4 +1,4 @@
-"""The panels beside the paths: flows, links, RDMA queue pairs, events.
+"""The panels beside the paths: flows, links, RDMA queue pairs, events, jobs.
 
 Pure; times are CLOCK_MONOTONIC nanoseconds of the agent's host, but for the time of day of an event (UTC).
 """
@@ -12,9 +12,9 @@ from typing import Any, Final, TypeVar
 from rich.text import Text
 
 from pytools import units
-from pytools.signals import Link, RdmaQueuePair, RdmaSight, TcpFlow
+from pytools.signals import Job, Link, RdmaQueuePair, RdmaSight, TcpFlow
 from pytools.units import UNKNOWN
-from pytools.views import link_tables, rdma_tables, tables, tcp_columns
+from pytools.views import job_tables, link_tables, rdma_tables, tables, tcp_columns
 from pytools.views.columns import Column, Listing, Order, little, named
 from pytools.views.model import flow_key, is_silent
 from pytools.views.tables import alarm, amber, number
@@ -170,6 +170,37 @@ def queue_pairs(known: Known, now_ns: int) -> Rows[RdmaQueuePair]:
     )
 
 
+def jobs(known: Known, now_ns: int) -> Rows[Job]:
+    """Distributed jobs, and why their steps are slow."""
+    of = _of(job_tables.jobs(now_ns))
+    fields: tuple[Field[Job], ...] = (
+        Field("job", 32, lambda row: row.job, "launcher and identifiers", named(lambda row: row.job), True),
+        of("why slow", "why slow", 16, "verdict, and the share of a step that it explains", "verdict"),
+        of("ranks\nhere / all", "ranks", 12, "on this host, and in all", "ranks"),
+        of("sent", "sent", 12, "rate sent over the last window", "sent"),
+        of("received", "received", 12, "rate received over the last window", "received"),
+        of("connec-\ntions", "conns", 6, "TCP connections", "connections"),
+        of("queue\npairs", "pairs", 6, "RDMA queue pairs", "qps"),
+        of("RAS", "RAS", 12, "what NCCL's RAS says"),
+        Field("reason", 60, _why_slow, "the measurement behind the verdict", None, True, 16),
+    )
+    return Rows(
+        fields,
+        list(known.model.of(Job).values()),
+        key=lambda row: (row.job, row.uid, *(rank.owner.pid for rank in row.ranks[:1])),
+        usual=job_tables.jobs(now_ns).usual,
+        signals=lambda row: (row,),
+        text=lambda row: f"{row.job} {_why_slow(row)}",
+        dim=lambda row: is_silent(row, now_ns),
+        nothing="no process here is a rank of a job by its environment, or none has been reported yet",
+        by="most explained first",
+    )
+
+
+def _why_slow(row: Job) -> str:
+    return UNKNOWN if row.why is None else row.why.reason
+
+
 def clock_time(unix_ns: int) -> str:
     """Time of day, UTC."""
     return datetime.fromtimestamp(unix_ns / 1e9, UTC).strftime("%H:%M:%S")
@@ -215,4 +246,5 @@ PANELS: Final[dict[str, Callable[[Known, int], Rows[Any]]]] = {
     "links": links,
     "rdma": queue_pairs,
     "events": events,
+    "jobs": jobs,
 }
