@@ -10,10 +10,11 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
+import job_kit
 import pytest
 import steering_kit as kit
 import support
@@ -91,21 +92,6 @@ class Job:
         self._ends.close()
 
 
-def ports_that_hash_to(lab: Lab, wanted: Mapping[str, int]) -> list[int]:
-    """Local ports by which so many connections take each rail."""
-    near, far = lab.hosts
-    left, found = dict(wanted), []
-    for port in range(40_000, 41_000):
-        words = ["from", near.service, "ipproto", "tcp", "sport", str(port), "dport", str(PORT)]
-        [route] = json.loads(support.run(["ip", "-n", near.netns, "-j", "route", "get", far.service, *words]).stdout)
-        if left[route["dev"]] > 0:
-            left[route["dev"]] -= 1
-            found.append(port)
-        if not any(left.values()):
-            break
-    return found
-
-
 @contextlib.contextmanager
 def steered(lab: Lab, observer: Observer, folder: Path) -> Iterator[None]:
     """A controller on the first host, to which all paths are healthy."""
@@ -128,7 +114,7 @@ def pins(record: Record) -> list[Act]:
 
 @pytest.mark.deadline(120)
 def test_a_job_that_hashes_badly_is_spread_evenly_once(lab: Lab, observer: Observer, tmp_path: Path) -> None:
-    ports = ports_that_hash_to(lab, PLANTED)
+    ports = job_kit.ports_that_hash_to(lab, PLANTED, PORT)
     with steered(lab, observer, tmp_path), contextlib.closing(Job(lab, ports)) as job:
         assert observer.wait_for(lambda record: bool(pins(record)), 60), "an act"
         job.goes_on(2)  # what was sent before has left

@@ -1,0 +1,70 @@
+"""Why the steps of a real job are slow: TCP in lock step over two rails, with one cause after the other planted."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import job_kit
+import pytest
+import support
+from job_kit import LockStep, Verdicts
+
+from pytools.lab import Lab
+
+pytestmark = pytest.mark.beside
+
+LAB = {"queue_bytes": 1_000_000}
+EVEN = {"rail1": 8, "rail2": 8}
+
+
+def names(kind: str, **fields: Any) -> Any:
+    """Whether the first cause is of a kind, and has these fields; waits and steal by other load are left out."""
+
+    def met(why: dict[str, Any]) -> bool:
+        causes = [each for each in why["causes"] if each["kind"] != "host" or "throttled" in each["reason"]]
+        return bool(causes) and {name: causes[0][name] for name in ("kind", *fields)} == {"kind": kind, **fields}
+
+    return met
+
+
+@contextlib.contextmanager
+def job(lab: Lab, placed: dict[str, int]) -> Any:
+    near = lab.hosts[0]
+    lab.start(near, [*support.SWERVE, "agent", "-n", near.netns])
+    with contextlib.closing(LockStep(lab, job_kit.ports_that_hash_to(lab, placed))) as ranks:
+        support.wait_until(
+            lambda: support.run([*support.SWERVE, "jobs", "-n", near.netns, "-j"], check=False).stdout, 60, "a job"
+        )
+        with contextlib.closing(Verdicts(near.netns)) as verdicts:
+            yield ranks, verdicts
+
+
+@pytest.mark.deadline(240)
+def test_a_congested_rail_and_a_throttled_rank_are_told_apart(lab: Lab) -> None:
+    with job(lab, EVEN) as (ranks, verdicts):
+        why = verdicts.until(
+            lambda why: why["step"] and not {"rhythm", "network", "host"} & why["missing"].keys(), 60, "all is measured"
+        )
+        assert why["step"]["source"] == "tcp" and why["step"]["steps"] == 16
+        assert "other ranks" in why["missing"]["ranks"] or "plugin" in why["missing"]["ranks"]
+        assert why["verdict"] != "healthy"  # without the plugin stragglers are not seen
+
+        lab.congest(2, "10mbit", toward=2)
+        why = verdicts.until(names("network", interface="rail2"), 60, "the congested rail is named")
+        assert why["causes"][0]["low"] >= 0.05 and why["causes"][0]["path"]["destination"] == "h2"
+        lab.heal(2)
+        verdicts.until(lambda why: all(each["kind"] != "network" for each in why["causes"]), 60, "it is well again")
+
+        with job_kit.quota("rank1", ranks.pids[1]) as limit:
+            limit(0.05)
+            why = verdicts.until(names("host", rank=1), 60, "the throttled rank is named")
+            (cause,) = [each for each in why["causes"] if each["rank"] == 1]
+            assert "was throttled for" in cause["reason"] and cause["low"] > 0.2
+            limit(None)
+
+
+def test_connections_that_hash_badly_are_called_uneven(lab: Lab) -> None:
+    with job(lab, {"rail1": 12, "rail2": 4}) as (_, verdicts):
+        why = verdicts.until(names("imbalance", interface="rail1"), 60, "the busy rail is named")
+        assert "12 of 16 connections" in why["reason"] or any("12 of 16" in each["reason"] for each in why["causes"])
