@@ -533,6 +533,36 @@ struct swerve_steer_settings {
 	u64 hold_ns;	      /* for so long after a silent path answers again its packets stay on the stand-by */
 };
 
+/* How packets to a destination are held on a path, as steer/hold_law.h takes it. Written by user space. */
+struct swerve_hold_limits {
+	u64 until_ns;	  /* the lease; past it nothing is held */
+	u64 threshold_ns; /* the queueing that is wanted on the path; more than 0 */
+	u64 longest_ns;	  /* no packet waits longer; at most a second */
+	u64 fresh_ns;	  /* for how long a sample counts; at most a second */
+	u64 floor;	  /* bytes a second that may always leave */
+	u64 gain;	  /* of 256: how much of the queueing above the threshold a pause is to drain */
+};
+
+/* What steer/hold_law.h keeps between packets and samples, of one destination and path. User space only clears it. */
+struct swerve_hold_state {
+	u64 next_ns;	/* when the next packet may leave */
+	u64 last_ns;	/* when the last held one may */
+	u64 held_ns;	/* when a packet was held last */
+	u64 rate;	/* bytes a second; 0: as many as come */
+	u64 gap;	/* the same as ns a byte, times 2^20 */
+	u64 bytes;	/* that have come by */
+	u64 taken_ns;	/* the newest sample: when it came */
+	u64 sent_ns;	/* when its probe left */
+	u64 queue_ns;	/* what it says */
+	u64 clear;	/* samples in a row at or below the threshold, while packets were held */
+	u64 lowered_ns; /* when the rate was lowered last */
+	u64 pause_ns;	/* the last pause: its begin and its end */
+	u64 pause_end_ns;
+	u64 window_ns; /* since when the own rate is measured, and from which count */
+	u64 window_bytes;
+	u64 own_rate; /* bytes a second: the largest of late */
+};
+
 /* Per-CPU counters of steer.c, by index; of packets, not of the buffers that they travel in. */
 enum swerve_steer_counter {
 	SWERVE_STEER_REDIRECTED = 0, /* to the target of their pin */

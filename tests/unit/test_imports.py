@@ -28,6 +28,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("steering.plan", "steering.prefixes"),
     ("steering.policy",),
     ("steering.deciding", "steering.cli_types"),
+    ("steering.hold",),
     ("steering.flows", "steering.actuators"),
     ("steering.elapsed",),
     ("steering.acting",),
@@ -46,11 +47,15 @@ VOCABULARY = (
     "pytools.units",
     "pytools.yaml_reader",
 )
-DECIDING = ("steering.policy", "steering.deciding", "steering.flows", "steering.plan", "steering.prefixes")
+DECIDING = (
+    *("steering.policy", "steering.deciding", "steering.hold", "steering.flows"),
+    *("steering.plan", "steering.prefixes"),
+)
 ACTUATORS = ("steering.actuators",)
 PURE = (
     "pytools.estimators",
     "steering.deciding",
+    "steering.hold",
     "steering.flows",
     "steering.plan",
     "pytools.units",

@@ -1,0 +1,180 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * When packets to a held destination may leave, from samples of the queueing on their path: arithmetic alone, which
+ * steering/hold/law.py repeats. The law is explained in docs/hold.md.
+ *
+ * A state is shared by all CPUs without a lock: a race costs one packet's place or one sample, never the order of two
+ * packets that one CPU sends. Fields wrap nowhere: times are below 2^62 ns, rates below HOLD_MOST_RATE.
+ */
+#ifndef SWERVE_STEER_HOLD_LAW_H
+#define SWERVE_STEER_HOLD_LAW_H
+
+#define HOLD_SHIFT 20 /* of a gap: ns a byte, times 2^20 */
+#define HOLD_SECOND_NS 1000000000ULL
+#define HOLD_WINDOW_NS 1000000ULL    /* one's own rate is measured over at least this */
+#define HOLD_MEMORY_NS 1000000000ULL /* a rate that has held no packet for so long is forgotten */
+#define HOLD_LEAST_RATE 1024ULL	     /* bytes a second */
+#define HOLD_MOST_RATE (1ULL << 37)
+#define HOLD_MOST_BYTES (1ULL << 33) /* counted in one window */
+#define HOLD_UNIT_RATE 125000ULL     /* a rate grows by a quarter of the root of itself times this, a sample */
+#define HOLD_PATIENCE 4		     /* samples below the threshold, before a rate grows faster */
+
+/* What a sample came to. */
+enum hold_result {
+	HOLD_OFF,	/* the lease has ended */
+	HOLD_STALE,	/* too old, or overtaken by a newer one */
+	HOLD_CLEAR,	/* queueing at or below the threshold */
+	HOLD_PENDING,	/* above, but what was done since the probe left answers for it */
+	HOLD_CONGESTED, /* above */
+};
+
+static inline __attribute__((always_inline)) u64 hold_less(u64 value, u64 by)
+{
+	return value > by ? value - by : 0;
+}
+
+static inline __attribute__((always_inline)) u64 hold_within(u64 value, u64 least, u64 most)
+{
+	return value < least ? least : value > most ? most : value;
+}
+
+/* The square root, at most a thousandth too large: Newton's steps from a power of two. */
+static inline __attribute__((always_inline)) u64 hold_root(u64 value)
+{
+	u64 root = 1, rest = value;
+
+	if (!value)
+		return 0;
+	for (int bits = 32; bits; bits >>= 1)
+		if (rest >> bits) {
+			rest >>= bits;
+			root <<= bits / 2;
+		}
+	root <<= rest ? 1 : 0;
+	for (int step = 0; step < 4; step++)
+		root = (root + value / root) >> 1;
+	return root;
+}
+
+static inline __attribute__((always_inline)) void hold_set_rate(struct swerve_hold_state *state, u64 rate, u64 floor)
+{
+	rate = hold_within(rate, hold_within(floor, HOLD_LEAST_RATE, HOLD_MOST_RATE), HOLD_MOST_RATE);
+	state->rate = rate;
+	state->gap = (HOLD_SECOND_NS << HOLD_SHIFT) / rate;
+}
+
+static inline __attribute__((always_inline)) void hold_forget(struct swerve_hold_state *state)
+{
+	state->rate = 0;
+	state->gap = 0;
+	state->clear = 0;
+}
+
+/* The largest rate of late at which packets left, whether they were held or not. */
+static inline __attribute__((always_inline)) void hold_measure(struct swerve_hold_state *state, u64 now_ns)
+{
+	u64 bytes = hold_less(state->bytes, state->window_bytes), age = hold_less(now_ns, state->window_ns), rate;
+
+	if (age < HOLD_WINDOW_NS)
+		return;
+	if (bytes > HOLD_MOST_BYTES)
+		bytes = HOLD_MOST_BYTES;
+	rate = state->window_ns ? bytes * HOLD_SECOND_NS / age : 0;
+	state->own_rate -= state->own_rate >> 3;
+	if (rate > state->own_rate)
+		state->own_rate = rate;
+	state->window_ns = now_ns;
+	state->window_bytes = state->bytes;
+}
+
+/* How much of the last pause lies after a moment. */
+static inline __attribute__((always_inline)) u64 hold_paused_since(const struct swerve_hold_state *state, u64 since_ns)
+{
+	return hold_less(state->pause_end_ns, since_ns > state->pause_ns ? since_ns : state->pause_ns);
+}
+
+/*
+ * A probe that left at sent_ns has found queue_ns of queueing; both times are of this host's CLOCK_MONOTONIC. Called
+ * when the answer comes.
+ */
+static inline __attribute__((always_inline)) enum hold_result hold_sample(struct swerve_hold_state *state,
+									  const struct swerve_hold_limits *limits,
+									  u64 now_ns, u64 sent_ns, u64 queue_ns)
+{
+	u64 last_ns = state->taken_ns, excess, pause, wait, rate;
+
+	if (limits->until_ns <= now_ns) {
+		hold_forget(state);
+		return HOLD_OFF;
+	}
+	if (sent_ns <= state->sent_ns || now_ns > sent_ns + limits->fresh_ns)
+		return HOLD_STALE;
+	state->sent_ns = sent_ns;
+	state->queue_ns = queue_ns;
+	state->taken_ns = now_ns;
+	hold_measure(state, now_ns);
+	if (now_ns > state->held_ns + HOLD_MEMORY_NS)
+		hold_forget(state);
+	rate = state->rate;
+	if (queue_ns <= limits->threshold_ns) {
+		if (!rate || state->held_ns <= last_ns)
+			return HOLD_CLEAR; /* it does not bind: no reason to raise it */
+		rate += hold_root(rate * HOLD_UNIT_RATE) >> 2;
+		if (state->clear++ >= HOLD_PATIENCE)
+			rate += rate >> 3;
+		hold_set_rate(state, rate, limits->floor);
+		return HOLD_CLEAR;
+	}
+	state->clear = 0;
+	excess = hold_less(queue_ns - limits->threshold_ns, hold_paused_since(state, sent_ns));
+	if (!excess)
+		return HOLD_PENDING;
+	if (sent_ns >= state->lowered_ns) {
+		if (!rate)
+			rate = state->own_rate;
+		if (rate) {
+			rate -= (rate >> 8) * ((excess << 7) / (excess + limits->threshold_ns));
+			hold_set_rate(state, rate, limits->floor);
+			state->lowered_ns = now_ns;
+			state->held_ns = now_ns;
+		}
+	}
+	wait = hold_less(state->next_ns, now_ns);
+	pause = excess * limits->gain >> 8;
+	if (wait + pause > limits->longest_ns)
+		pause = hold_less(limits->longest_ns, wait);
+	if (pause) {
+		if (state->pause_end_ns <= now_ns)
+			state->pause_ns = now_ns;
+		state->pause_end_ns = (state->pause_end_ns > now_ns ? state->pause_end_ns : now_ns) + pause;
+		state->next_ns = (state->next_ns > now_ns ? state->next_ns : now_ns) + pause;
+	}
+	return HOLD_CONGESTED;
+}
+
+/*
+ * The time at which a packet may leave; 0: at once. Never before the packets that were held earlier. Past the lease,
+ * and without a fresh sample, packets only wait for those.
+ */
+static inline __attribute__((always_inline)) u64
+hold_release(struct swerve_hold_state *state, const struct swerve_hold_limits *limits, u64 now_ns, u32 wire_bytes)
+{
+	u64 next = state->next_ns, latest = now_ns + limits->longest_ns;
+
+	__sync_fetch_and_add(&state->bytes, wire_bytes);
+	if (limits->until_ns <= now_ns || now_ns > state->taken_ns + limits->fresh_ns)
+		return state->last_ns > now_ns ? state->last_ns : 0;
+	if (next <= now_ns) {
+		if (state->gap)
+			state->next_ns = now_ns + (wire_bytes * state->gap >> HOLD_SHIFT);
+		return 0;
+	}
+	if (next > latest)
+		next = latest;
+	state->next_ns = next + (wire_bytes * state->gap >> HOLD_SHIFT);
+	state->last_ns = next;
+	state->held_ns = now_ns;
+	return next;
+}
+
+#endif /* SWERVE_STEER_HOLD_LAW_H */

@@ -1,0 +1,148 @@
+"""The law of holds: bpf/steer/hold_law.h and steering/hold/law.py are the same, and what a packet can rely on."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import math
+from dataclasses import astuple, fields
+from pathlib import Path
+from typing import Any
+
+import native_build
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from steering.hold import law
+
+BPF = Path(__file__).resolve().parents[2] / "bpf"
+SECOND = 1_000_000_000
+START = 5 * SECOND
+
+
+def structure(record: type[law.State] | type[law.Limits]) -> type[ctypes.Structure]:
+    return type(record.__name__, (ctypes.Structure,), {"_fields_": [(f.name, ctypes.c_uint64) for f in fields(record)]})
+
+
+CState, CLimits = structure(law.State), structure(law.Limits)
+
+
+@functools.cache
+def compiled() -> ctypes.CDLL:
+    target = native_build.directory() / "hold_law.so"
+    native_build.cc(
+        *("-shared", "-fPIC", "-Wextra", "-Werror", "-fsanitize=undefined", "-fno-sanitize-recover"),
+        *(f"-I{BPF}", native_build.NATIVE / "hold_law.c", "-o", target),
+    )
+    library = ctypes.CDLL(str(target))
+    library.release.restype = library.root.restype = ctypes.c_uint64
+    library.root.argtypes = [ctypes.c_uint64]
+    library.sample.argtypes = [ctypes.c_void_p, ctypes.c_void_p, *[ctypes.c_uint64] * 3]
+    library.release.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32]
+    return library
+
+
+LIMITS = st.builds(
+    law.Limits,
+    until_ns=st.integers(0, 10 * SECOND),
+    threshold_ns=st.integers(1, 50_000_000),
+    longest_ns=st.integers(0, SECOND),
+    fresh_ns=st.integers(0, SECOND),
+    floor=st.integers(0, 1 << 40),
+    gain=st.integers(0, 512),
+)
+SAMPLE = st.tuples(st.integers(-1_000, 2_000_000_000), st.integers(0, 200_000_000))  # the probe's age, its queueing
+PACKET = st.integers(40, 1 << 19)
+STEPS = st.lists(st.tuples(st.integers(0, 3_000_000_000) | st.integers(0, 5_000_000), SAMPLE | PACKET), max_size=60)
+
+
+@settings(max_examples=300)
+@given(st.lists(st.tuples(LIMITS, STEPS), min_size=1, max_size=3))
+def test_the_header_and_its_repetition_agree_after_every_step(parts: list[tuple[law.Limits, Any]]) -> None:
+    library, state, mirror, now = compiled(), law.State(), CState(), START
+    for limits, steps in parts:
+        native = CLimits(*astuple(limits))
+        for later, what in steps:
+            now += later
+            if isinstance(what, int):
+                assert library.release(ctypes.byref(mirror), ctypes.byref(native), now, what) == law.release(
+                    state, limits, now, what
+                )
+            else:
+                age, queue = what
+                assert library.sample(ctypes.byref(mirror), ctypes.byref(native), now, now - age, queue) == law.sample(
+                    state, limits, now, now - age, queue
+                )
+            assert tuple(getattr(mirror, f.name) for f in fields(law.State)) == astuple(state)
+
+
+@given(st.integers(0, law.MOST_RATE * law.UNIT_RATE))
+def test_the_root_is_a_root(value: int) -> None:
+    exact = math.isqrt(value)
+    assert exact <= law.root(value) <= exact + exact // 1000 + 1
+    assert compiled().root(value) == law.root(value)
+
+
+@given(LIMITS, STEPS)
+def test_no_packet_is_held_longer_than_the_longest_or_leaves_before_an_earlier_one(
+    limits: law.Limits, steps: Any
+) -> None:
+    state, now, latest = law.State(), START, 0
+    for later, what in steps:
+        now += later
+        if isinstance(what, int):
+            at = law.release(state, limits, now, what)
+            assert at == 0 or now < at <= now + limits.longest_ns
+            leaves = at or now
+            assert leaves >= latest
+            latest = leaves
+        else:
+            law.sample(state, limits, now, now - what[0], what[1])
+
+
+def test_past_the_lease_packets_wait_only_for_those_that_were_held_before() -> None:
+    limits = law.Limits(START + 10_000_000, 1_000_000, 20_000_000, SECOND, 0, 256)
+    state = law.State()
+    assert law.sample(state, limits, START, START - 1000, 9_000_000) == law.Result.CONGESTED
+    held = law.release(state, limits, START + 9_999_999, 1500)
+    assert held == 0  # the pause of 8 ms is over
+    law.sample(state, limits, START + 9_999_999, START + 9_000_000, 9_000_000)
+    held = law.release(state, limits, START + 9_999_999, 1500)
+    assert held == START + 17_999_999
+    assert law.release(state, limits, START + 10_000_000, 1500) == held
+    assert law.release(state, limits, held, 1500) == 0
+    assert law.sample(state, limits, held, held - 1000, 9_000_000) == law.Result.OFF
+
+
+@pytest.mark.parametrize(("age", "result"), [(100_000_000, law.Result.CONGESTED), (100_000_001, law.Result.STALE)])
+def test_a_sample_counts_for_as_long_as_it_is_fresh(age: int, result: law.Result) -> None:
+    limits = law.Limits(10 * SECOND, 1_000_000, 20_000_000, 100_000_000, 0, 256)
+    assert law.sample(law.State(), limits, START, START - age, 9_000_000) == result
+
+
+def test_without_a_fresh_sample_nothing_is_held() -> None:
+    limits = law.Limits(10 * SECOND, 1_000_000, SECOND, 100_000_000, 0, 256)
+    state = law.State()
+    law.sample(state, limits, START, START - 1000, 500_000_000)
+    assert law.release(state, limits, START + 100_000_000, 1500) == START + 499_000_000
+    assert law.release(state, limits, START + 499_000_001, 1500) == 0
+
+
+def test_a_sample_that_a_newer_one_overtook_changes_nothing() -> None:
+    limits = law.Limits(10 * SECOND, 1_000_000, SECOND, 100_000_000, 0, 256)
+    state = law.State()
+    law.sample(state, limits, START, START - 1000, 500_000)
+    before = astuple(state)
+    assert law.sample(state, limits, START + 10, START - 1000, 500_000_000) == law.Result.STALE
+    assert astuple(state) == before
+
+
+def test_a_pause_that_the_probe_could_not_see_is_not_made_twice() -> None:
+    limits = law.Limits(10 * SECOND, 1_000_000, SECOND, 100_000_000, 0, 256)
+    state = law.State()
+    law.sample(state, limits, START, START - 2000, 9_000_000)
+    assert state.next_ns == START + 8_000_000
+    assert law.sample(state, limits, START + 1_000_000, START - 1000, 9_000_000) == law.Result.PENDING
+    assert law.sample(state, limits, START + 2_000_000, START, 9_500_000) == law.Result.CONGESTED
+    assert state.next_ns == START + 8_500_000
