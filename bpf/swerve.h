@@ -112,6 +112,12 @@ struct swerve_probe_path {
 	s64 slow_ns;		    /* a sample is slow when its t2 - t1 is longer than this, whatever the clocks */
 	u32 limit;		    /* unanswered probes in a row that make the path silent; 0: never */
 	u32 slow_limit;		    /* slow samples in a row that wake the agent; 0: never */
+	s64 base_ns;		    /* t2 - t1 of a probe that waits for nothing, at base_at_ns */
+	s64 base_round_trip_ns;	    /* what such a probe is away, less the time that the peer keeps it */
+	u64 base_at_ns;		    /* of the stamping clock */
+	u64 base_until_ns;	    /* CLOCK_MONOTONIC; 0: the clocks do not allow to say how long a probe waits */
+	s64 base_drift;		    /* base_ns grows by so many 2^-32 ns a nanosecond */
+	u64 base_slack_ns;	    /* samples that contradict the bases by more are left out */
 	u32 unanswered;		    /* kernel, and the following: probes sent since the last answer came */
 	u32 slow;		    /* slow samples in a row */
 	u64 first_ns;		    /* when the first of the unanswered was sent; 0: there is none */
@@ -121,11 +127,14 @@ struct swerve_probe_path {
 	u32 overdue;		    /* 1: the agent was woken because the first of the unanswered is overdue */
 	u16 peer_interface;	    /* low bits of the index of the peer's interface that it leads to; 0: not known */
 	u16 bare;		    /* 1: its interface has no Ethernet header */
+	u64 queue_ns;		    /* how long the newest probe has waited on its way there; see base_until_ns */
+	u64 queue_sent_ns;	    /* when that probe left; 0: there is none */
 };
 
 enum swerve_probe_session_flag {
 	SWERVE_SESSION_SHARED = 1, /* both ends read one clock */
 	SWERVE_SESSION_SWEEP = 2,  /* of a sweep: its answers say nothing of whether the path is silent, or slow */
+	SWERVE_SESSION_QUEUE = 4,  /* its answers say how long the queue is, to the kernel alone */
 };
 
 /* A path and a source port. User space writes all but the last. */
@@ -207,7 +216,9 @@ enum swerve_probe_counter {
 	SWERVE_PROBE_FORGED_REQUEST = 19,   /* with a key: probes with a wrong tag */
 	SWERVE_PROBE_UNSIGNED_REPLY = 20,   /* with a key: replies without a tag */
 	SWERVE_PROBE_LOST_CARRIERS = 21,    /* paths silent because the peer said that its interface lost the carrier */
-	SWERVE_PROBE_COUNTERS = 22,
+	SWERVE_PROBE_DOUBTED = 22,	    /* samples that contradict the base delays: not taken for queueing */
+	SWERVE_PROBE_SENSED = 23,	    /* replies of sessions that only look at a queue: not recorded */
+	SWERVE_PROBE_COUNTERS = 24,
 };
 
 #define SWERVE_ECN_PATHS 4096 /* as many as there may be paths */
@@ -531,6 +542,7 @@ struct swerve_steer_settings {
 	u64 seed;	      /* of the hash */
 	u64 standby_until_ns; /* the lease of all stand-bys; 0: there are none */
 	u64 hold_ns;	      /* for so long after a silent path answers again its packets stay on the stand-by */
+	u64 held_until_ns;    /* the lease of all holds; 0: there are none */
 };
 
 /* How packets to a destination are held on a path, as steer/hold_law.h takes it. Written by user space. */
@@ -563,6 +575,23 @@ struct swerve_hold_state {
 	u64 own_rate; /* bytes a second: the largest of late */
 };
 
+#define SWERVE_HOLDS 1024
+
+/* Packets along a path, which are held while its queue is long. User space writes path, generation and limits. */
+struct swerve_hold {
+	u32 path;	/* row of probe_paths */
+	u16 generation; /* of the path in that row: with another one there, nothing is held */
+	u16 pad;
+	struct swerve_hold_limits limits;
+	u64 sample_ns; /* kernel, and the following: when the probe left that was looked at last */
+	struct swerve_hold_state state;
+	u64 packets;   /* held so far; segments, not buffers */
+	u64 bytes;     /* the same, with the headers of each segment */
+	u64 waited_ns; /* the sum of the times that these buffers were held for */
+	u64 samples;   /* taken */
+	u64 above;     /* of these, above the threshold */
+};
+
 /* Per-CPU counters of steer.c, by index; of packets, not of the buffers that they travel in. */
 enum swerve_steer_counter {
 	SWERVE_STEER_REDIRECTED = 0, /* to the target of their pin */
@@ -580,7 +609,10 @@ enum swerve_steer_counter {
 	SWERVE_STEER_REROUTED = 12,	 /* to a stand-by */
 	SWERVE_STEER_NO_STANDBY = 13,	 /* this and the next: routed along a silent path; its stand-by is no better */
 	SWERVE_STEER_UNLEASED = 14,	 /* nobody has renewed the lease */
-	SWERVE_STEER_COUNTERS = 15,
+	SWERVE_STEER_HELD = 15,		 /* given a later time to leave at */
+	SWERVE_STEER_HOLD_UNLEASED = 16, /* this and the next: to a held destination, but not held: no lease */
+	SWERVE_STEER_HOLD_BLIND = 17,	 /* nothing is known of the path's queue, or nothing new */
+	SWERVE_STEER_COUNTERS = 18,
 };
 
 /* ---- connect.c ---------------------------------------------------------------------------------------------- */

@@ -18,6 +18,7 @@ from pytools.signals import (
     DropReason,
     GroupMember,
     Histogram,
+    HoldState,
     Job,
     JobCause,
     JobLag,
@@ -601,6 +602,25 @@ def path_state(
     return PathState(**(_common(at_ns) | fields | changes))
 
 
+def hold_state(rail: int = 1, at_ns: int = AT_NS, **changes: Any) -> HoldState:
+    fields: dict[str, Any] = {
+        "path": path(rail),
+        "threshold_ns": 1_000_000,
+        "longest_ns": 20_000_000,
+        "armed": True,
+        "why_not": "",
+        "queueing_ns": 1_400_000,
+        "rate_bytes_per_s": 40_000_000,
+        "held_packets": 900,
+        "held_bytes": 1_300_000,
+        "waited_ns": 240_000_000,
+        "samples": 410,
+        "samples_above": 60,
+        "under": "short-queues",
+    }
+    return HoldState(**(_common(at_ns) | fields | changes))
+
+
 def act(at_ns: int = AT_NS, number: int = 1, **changes: Any) -> Act:
     fields: dict[str, Any] = {
         "act_id": f"a{number}",
@@ -648,5 +668,6 @@ def one_of_each(at_ns: int = AT_NS) -> list[AnySignal]:
         nexthop_group(at_ns=at_ns),
         self_cost(at_ns=at_ns),
         path_state(at_ns=at_ns),
+        hold_state(at_ns=at_ns),
         act(at_ns=at_ns),
     ]

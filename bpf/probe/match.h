@@ -79,6 +79,32 @@ static __always_inline bool note_delay(struct swerve_probe_path *path, s64 forwa
 	return before + 1 == limit;
 }
 
+/*
+ * How long the probe has waited on its way there, beyond what it takes at least. Whatever the clocks do, that is no more
+ * than it has waited in both directions together. A sample by which it has waited less than nothing in one of them
+ * contradicts the clocks: one was stepped, or the route is another.
+ */
+static __always_inline void note_queueing(struct swerve_probe_path *path, const struct swerve_probe *record,
+					  u64 sent_ns)
+{
+	s64 there, both, slack = path->base_slack_ns;
+
+	if (record->seen_ns >= path->base_until_ns || sent_ns <= path->queue_sent_ns)
+		return;
+	there = (s64)(record->t1_ns - path->base_at_ns) * path->base_drift >> 32;
+	there = record->t2_ns - record->t1_ns - path->base_ns - there;
+	both = record->seen_ns - sent_ns - (record->t3_ns - record->t2_ns) - path->base_round_trip_ns;
+	if (there < -slack || both < there - slack) {
+		count(SWERVE_PROBE_DOUBTED, 1);
+		return;
+	}
+	if (both < there)
+		there = both;
+	there -= slack;
+	path->queue_ns = there > 0 ? there : 0;
+	path->queue_sent_ns = sent_ns;
+}
+
 /* What our TLV in a reply says. False: the reply cannot be from the reflector that got the probe. */
 static __always_inline bool read_tlv(struct udp_packet *packet, u64 nonce, bool must, struct swerve_probe *record)
 {
@@ -104,6 +130,13 @@ static __always_inline int accept(struct swerve_probe_slot *slot, struct swerve_
 	u64 wake = BPF_RB_NO_WAKEUP; /* the agent looks by itself five times a second */
 	struct swerve_probe *record;
 
+	if (session->flags & SWERVE_SESSION_QUEUE) {
+		if (slot->state != SWERVE_PROBE_ANSWERED)
+			note_queueing(path, found, slot->sent_ns);
+		slot->state = SWERVE_PROBE_ANSWERED;
+		count(SWERVE_PROBE_WIRE_BYTES, ETH_HLEN + found->bytes);
+		return drop(SWERVE_PROBE_SENSED);
+	}
 	if (slot->state != SWERVE_PROBE_ANSWERED) {
 		slot->state = SWERVE_PROBE_ANSWERED;
 		if (!(session->flags & SWERVE_SESSION_SWEEP)) {
@@ -111,6 +144,7 @@ static __always_inline int accept(struct swerve_probe_slot *slot, struct swerve_
 				wake = BPF_RB_FORCE_WAKEUP;
 			if (note_delay(path, found->t2_ns - found->t1_ns))
 				wake = BPF_RB_FORCE_WAKEUP;
+			note_queueing(path, found, slot->sent_ns);
 		}
 		if (found->flags & SWERVE_PROBE_OURS)
 			session->ours = 1;

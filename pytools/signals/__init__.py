@@ -39,7 +39,7 @@ from pytools.signals.jobs import (
 )
 from pytools.signals.links import BondPort, Link, LinkCounters, LinkEvent, PathEcn, PathMtu, Pause, Qdisc
 from pytools.signals.rdma import Bandwidth, RdmaPort, RdmaQueuePair, RdmaSight, RdmaSuspects, RdmaVerdict, Suspect
-from pytools.signals.steering import Act, GroupMember, NexthopGroup, PathState, SteeringState
+from pytools.signals.steering import Act, GroupMember, HoldState, NexthopGroup, PathState, SteeringState
 from pytools.signals.tcp import CongestionTimes, Retransmissions, Stall, TcpFlow, TcpHost, TcpNamespace, TcpPath
 
 __all__ = [
@@ -61,6 +61,7 @@ __all__ = [
     "DropReason",
     "GroupMember",
     "Histogram",
+    "HoldState",
     "Job",
     "JobCause",
     "JobCauseKind",

@@ -15,7 +15,7 @@ from pytools.signals.host import PacketDrops, Self
 from pytools.signals.jobs import Job
 from pytools.signals.links import Link, LinkEvent, PathEcn, PathMtu
 from pytools.signals.rdma import RdmaPort, RdmaQueuePair, RdmaSight, RdmaSuspects
-from pytools.signals.steering import Act, NexthopGroup, PathState
+from pytools.signals.steering import Act, HoldState, NexthopGroup, PathState
 from pytools.signals.tcp import TcpFlow, TcpHost, TcpNamespace, TcpPath
 
 AnySignal = (
@@ -44,6 +44,7 @@ AnySignal = (
     | NexthopGroup
     | Self
     | PathState
+    | HoldState
     | Act
 )
 

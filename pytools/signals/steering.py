@@ -49,6 +49,27 @@ class PathState(Signal, frozen=True, kw_only=True, tag="path_state"):
     under: str  # the rule; empty if none applies
 
 
+class HoldState(Signal, frozen=True, kw_only=True, tag="hold_state"):
+    """Packets along a path that wait at this host while the queue on the path is long.
+
+    Twice a second while they may be held, and at the end. Counters begin with the hold.
+    """
+
+    path: Path
+    threshold_ns: int  # the queueing that is wanted
+    longest_ns: int  # no packet waits longer
+    armed: bool  # whether the kernel holds packets when it sees fit
+    why_not: str  # why it does not, or not now; empty if it does
+    queueing_ns: int | None  # the newest, on the way there; null if it is not known, and nothing is held
+    rate_bytes_per_s: int | None  # what leaves at most; null if all does
+    held_packets: int  # that were held; segments
+    held_bytes: int  # of them, with headers
+    waited_ns: int  # the sum of the times that these buffers were held for
+    samples: int  # of the queue that were looked at
+    samples_above: int  # of these, above the threshold
+    under: str  # the rule
+
+
 class Act(Signal, frozen=True, kw_only=True, tag="act"):
     """One change made, wanted (dry run) or undone, or an alert.
 

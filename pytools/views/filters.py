@@ -20,6 +20,7 @@ from pytools.signals import (
     AppDelay,
     Clock,
     ClockEdge,
+    HoldState,
     Job,
     Link,
     LinkEvent,
@@ -196,7 +197,9 @@ def traits(signal: AnySignal) -> Traits:
             found = _of_paths(_known(signal.path), signal.interface)
         case Link() | LinkEvent():
             found = _of_paths(tuple(signal.paths), signal.interface)
-        case PathMtu() | PathEcn() | PathDelay() | PathLiveness() | PathState() | PathWay() | ProbeSamples():
+        case PathMtu() | PathEcn() | PathDelay() | PathLiveness() | PathState() | PathWay():
+            found = _of_paths((signal.path,), signal.path.interface)
+        case HoldState() | ProbeSamples():
             found = _of_paths((signal.path,), signal.path.interface)
         case ClockEdge():
             found = _of_paths((signal.path,), signal.path.interface)._replace(host=(signal.path.destination,))

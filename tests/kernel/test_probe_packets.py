@@ -26,6 +26,7 @@ from probe_kit import (
     request,
 )
 
+from pytools.sources.probing.program import QUEUE, SWEEP
 from pytools.sources.probing.stamp_packet import size_request
 
 __all__ = ["probes"]  # fixtures
@@ -230,7 +231,9 @@ def test_ip_options_do_not_hide_a_probe(probes: TestRun) -> None:
 def test_the_answer_to_a_sweep_says_nothing_of_silence(probes: TestRun, sweep: bool, unanswered: int) -> None:
     reply = probes.remember_probe()
     first = SENDER_PORT + 1000
-    probes.program.set_session(0, 0, PEERS[0], first + 3 if sweep else SENDER_PORT, shared=False, sweep=sweep)
+    probes.program.set_session(
+        0, 0, PEERS[0], first + 3 if sweep else SENDER_PORT, shared=False, kind=SWEEP if sweep else 0
+    )
     probes.program.paths["unanswered"][0] = 5
     probes.program.set_sweep_ports(first, 4)
     assert probes.run(IN, p.ipv4(p.udp(reply, p.PORT, first + 4)))[0] == UNSPEC, "not one of ours"
@@ -238,6 +241,49 @@ def test_the_answer_to_a_sweep_says_nothing_of_silence(probes: TestRun, sweep: b
     probes.program.set_sweep_ports(0, 0)
     assert probes.program.read()["number"].tolist() == [7]
     assert probes.counted() == {"recorded": 1} and probes.program.paths["unanswered"][0] == unanswered
+
+
+MS = 1_000_000
+SECOND_NS = 1000 * MS
+
+
+@pytest.mark.guest(every=3)
+@pytest.mark.parametrize("kind", [0, QUEUE], ids=["all", "queue"])
+@pytest.mark.parametrize(
+    ("why", "base", "waited"),
+    [
+        ("as the clocks say", {"base_ns": -5 * MS}, 5 * MS - 1000),
+        ("less than nothing, within the error", {"base_ns": 900}, 0),
+        ("less than nothing on the way there", {"base_ns": MS}, None),
+        ("less than nothing on the way back", {"base_ns": -5 * MS, "base_round_trip_ns": -2 * MS}, None),
+        (
+            "the clocks drift",
+            {"base_at_ns": 3 * SECOND_NS + 4 - SECOND_NS, "base_drift": -(1 << 32) // 1000},
+            MS - 1000,
+        ),
+        ("the base holds no longer", {"base_ns": -5 * MS, "base_until_ns": 1}, None),
+    ],
+)
+def test_what_a_probe_waited_is_noted(
+    probes: TestRun, why: str, base: dict[str, int], waited: int | None, kind: int
+) -> None:
+    """The reply to hand says t2 - t1 = 0, and both clocks are far from it: what it has waited is as the base says."""
+    reply = probes.remember_probe()
+    probes.program.set_session(0, 0, PEERS[0], SENDER_PORT, shared=False, kind=kind)
+    record = probes.program.paths[0:1]
+    usual = {"base_ns": 0, "base_drift": 0, "base_at_ns": 3 * SECOND_NS, "base_round_trip_ns": -60 * SECOND_NS}
+    fresh = {"base_slack_ns": 1000, "base_until_ns": time.monotonic_ns() + 60 * SECOND_NS}
+    for name, value in (usual | fresh | {"queue_ns": 77, "queue_sent_ns": 0} | base).items():
+        record[name] = value
+    probes.run(IN, p.ipv4(p.udp(reply, p.PORT, SENDER_PORT)))
+    doubted = {"doubted": 1} if "way" in why else {}
+    assert probes.counted() == {"recorded" if kind == 0 else "sensed": 1, **doubted}
+    assert probes.program.read()["number"].tolist() == ([7] if kind == 0 else [])
+    if waited is None:
+        assert (record["queue_ns"][0], record["queue_sent_ns"][0]) == (77, 0)
+    else:
+        assert abs(int(record["queue_ns"][0]) - waited) <= 1
+        assert 0 < record["queue_sent_ns"][0] <= time.monotonic_ns()
 
 
 @pytest.mark.parametrize("mark", [MARK_PLAIN, MARK_PLAIN + 1])

@@ -27,7 +27,7 @@ PAGE = PAGES["architecture.md"]
 
 MAP = PAGE.partition("## Directories\n```\n")[2].partition("```")[0]
 
-COUNT_WHAT_WENT_WELL = {"recorded", "reflected", "wire_bytes", "lost_carriers"}
+COUNT_WHAT_WENT_WELL = {"recorded", "reflected", "wire_bytes", "lost_carriers", "sensed"}
 
 
 def named() -> set[str]:

@@ -6,7 +6,7 @@ Rows are path indexes. Times are CLOCK_MONOTONIC nanoseconds. One thread.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pytools.config import Probe, Windows
 from pytools.errors import UsageError
 from pytools.estimators.base_delays import FORWARD, KINDS, REVERSE, ROUND_TRIP, BaseDelays
-from pytools.estimators.delays import Figures, or_none, published, summarise
+from pytools.estimators.delays import STAMP_BOUND_NS, Figures, or_none, published, summarise
 from pytools.estimators.distributions import histograms
 from pytools.estimators.hop_counts import Hops
 from pytools.estimators.offsets import Offset
@@ -36,6 +36,16 @@ SLOW_NS: Final = 5_000_000  # queueing that is worth waking for
 _MOST_SAMPLES: Final = 65_536
 _LOSS_NS: Final = 60_000_000_000  # over which the loss that shows a load is counted, or the window of the base if less
 _MS: Final = 1_000_000
+
+
+class Bases(NamedTuple):
+    """What queueing is counted from on some paths, as struct swerve_probe_path has it."""
+
+    known: NDArray[np.bool_]  # whether the clocks and the base delays allow it
+    there_ns: Times  # t2 - t1 of a probe that waits for nothing
+    round_trip_ns: Times
+    drift: Times  # the first grows by so many 2^-32 a nanosecond
+    slack_ns: Times
 
 
 class Window:
@@ -227,6 +237,21 @@ class Measurements(Growing):
         base = self._base.at(rows, now_ns).delays[FORWARD]
         known = base != MISSING
         return np.where(known, self.clocks.difference(rows, np.where(known, base, 0) + SLOW_NS, at_ns), MISSING)
+
+    def queueing_from(self, rows: Rows, now_ns: int, at_ns: int) -> Bases:
+        """What the kernel has to know of some paths to tell how long a probe waits on its way there.
+
+        Parameters
+        ----------
+        at_ns : int
+            What the stamping clock shows now.
+        """
+        base, clocks = self._base.at(rows, now_ns), self.clocks.clocks(rows)
+        known = (base.delays != MISSING).all(axis=0) & ~clocks.free
+        there = self.clocks.difference(rows, np.where(known, base.delays[FORWARD], 0), at_ns)
+        round_trip = np.where(known, base.delays[FORWARD] + base.delays[REVERSE], 0)
+        drift, slack = self.clocks.drift(rows), 2 * STAMP_BOUND_NS + clocks.jitter_ns
+        return Bases(known, there, round_trip, np.rint(drift * 2**32).astype(np.int64), slack)
 
     def skip(self, window: Window, now_ns: int) -> None:
         """Nobody wants to know: the next window begins where it should."""

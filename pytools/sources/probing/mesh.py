@@ -26,10 +26,11 @@ from pytools.ipc.bus import Bus
 from pytools.kernel.bpf.loader import Loaded
 from pytools.kernel.netlink.routing import Netlink
 from pytools.log import Level
-from pytools.signals import PathState, ProbeSamples
+from pytools.signals import HoldState, PathState, ProbeSamples
 from pytools.sources.probing import stamp_packet, udp
 from pytools.sources.probing.attention import Attention, next_slow
 from pytools.sources.probing.base_memory import BaseMemory
+from pytools.sources.probing.held_paths import HeldPaths
 from pytools.sources.probing.liveness import HURRY_EVERY_NS
 from pytools.sources.probing.measurements import RECEIVED, Measurements, Window
 from pytools.sources.probing.paths import Changes, PinnedPath, PinnedPaths
@@ -49,7 +50,13 @@ _PATHS_AFTER_CHANGE_NS: Final = 250 * _MS
 _REQUESTS_EVERY_NS: Final = 500 * _MS  # besides whenever a path is silent
 _PACER_AFTER_NS: Final = 1000 * _MS  # another one is started, when it has ended
 _NEVER_NS: Final = 1 << 62
-_NO_LOSS: Final = ("recorded", "reflected", "wire_bytes", "lost_carriers")  # counters that count what went well
+_NO_LOSS: Final = (
+    "recorded",
+    "reflected",
+    "wire_bytes",
+    "lost_carriers",
+    "sensed",
+)  # counters that count what went well
 
 
 class ProbeMesh:
@@ -100,8 +107,11 @@ class ProbeMesh:
                 memory.keep(self.measurements.bases, self.sender.ports, config.probe.dscp)
             self._changes = Changes()
             undo.callback(self._changes.close)
-            self._states = bus.subscribe(frozenset({"path_state"}))
+            self._states = bus.subscribe(frozenset({"path_state", "hold_state"}))
             undo.callback(self._states.close)
+            self._held = undo.enter_context(
+                contextlib.closing(HeldPaths(self.program, self.measurements, config.probe, self.sender.ports))
+            )
             self.paths = PinnedPaths(netlink, config.host, config.peers)
             self.underlays = Underlays(netlink, loaded)
             self._discovery_failed = 0
@@ -313,9 +323,11 @@ class ProbeMesh:
 
     def _listen(self, now_ns: int) -> None:
         """Learn of paths from what a controller says about them."""
-        states = [each for each in self._states.read() if isinstance(each, PathState)]
-        if any([self.paths.remember(state.path, now_ns) for state in states]):
+        heard = self._states.read()
+        if any([self.paths.remember(each.path, now_ns) for each in heard if isinstance(each, PathState)]):
             self._due["paths"] = now_ns
+        self._held.hear([each for each in heard if isinstance(each, HoldState)], now_ns)
+        self._held.renew(self.paths.current, self._ahead_ns)
 
     def _discover(self, now_ns: int) -> None:
         self._due["paths"] = now_ns + _PATHS_EVERY_NS
@@ -368,7 +380,12 @@ class ProbeMesh:
 
     def wire_bytes(self) -> int:
         """Bytes of probes and replies so far, both directions, with Ethernet, IP and UDP headers."""
-        return self.sender.wire_bytes + self.ways.wire_bytes() + self.program.counters()["wire_bytes"]
+        return (
+            self.sender.wire_bytes
+            + self._held.wire_bytes
+            + self.ways.wire_bytes()
+            + self.program.counters()["wire_bytes"]
+        )
 
     def drops(self) -> dict[str, int]:
         """Everything that was lost, refused or not understood, by name."""

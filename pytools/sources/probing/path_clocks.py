@@ -114,6 +114,10 @@ class PathClocks(Growing):
         """What two stamps would differ by, one delay of each of these paths later."""
         return forward + self._offsets(paths, np.full(len(paths), at_ns))
 
+    def drift(self, paths: Rows) -> NDArray[np.float64]:
+        """How fast the peers' clocks run ahead of ours; 0 where that is not known."""
+        return self._drift.take(paths) * 1e-9
+
     def _offsets(self, paths: Rows, at_ns: Times) -> Times:
         """The peers' clocks against ours at these times of ours; 0 where that is not known."""
         since, drift = at_ns - self._epoch.take(paths), self._drift.take(paths) * 1e-9

@@ -18,14 +18,18 @@ from pytools.errors import UsageError
 from pytools.kernel.addresses import mapped
 from pytools.kernel.bpf import contract
 from pytools.kernel.bpf.loader import Loaded
+from pytools.sources.probing.measurements import Bases
 
 SWEEP_ROWS: Final = 64  # of the sessions: one for each probe of a sweep that is under way
-MOST_SESSIONS: Final = contract.constant("SWERVE_PROBE_SESSIONS") - SWEEP_ROWS
+QUEUE_ROWS: Final = 32  # behind them: one for each path whose queue is looked at more often
+MOST_SESSIONS: Final = (
+    contract.constant("SWERVE_PROBE_SESSIONS") - SWEEP_ROWS - QUEUE_ROWS
+)  # where those of sweeps begin
 NUMBERS: Final = 1 << contract.constant("SWERVE_PROBE_SEQ_BITS")  # probes of a session before they begin again
 SEQ_WRAP: Final = 1 << 32
 DUPLICATE, OURS = (contract.constant(f"SWERVE_PROBE_{name}") for name in ("DUPLICATE", "OURS"))  # flags of a record
 _MOST_PORTS: Final = contract.constant("SWERVE_PROBE_PORTS")
-_SHARED, _SWEEP = (contract.constant(f"SWERVE_SESSION_{name}") for name in ("SHARED", "SWEEP"))
+SHARED, SWEEP, QUEUE = (contract.constant(f"SWERVE_SESSION_{name}") for name in ("SHARED", "SWEEP", "QUEUE"))
 _FAMILIES: Final = {each: contract.constant(f"SWERVE_FAMILY_IPV{each}") for each in (4, 6)}
 
 
@@ -132,18 +136,35 @@ class ProbeProgram:
         """Say, by path, from which t2 - t1 on a sample is slow, and how many in a row wake the agent (0: never)."""
         self.paths["slow_ns"][: len(limits)], self.slow_limit[: len(limits)] = slow_ns, limits
 
+    def set_bases(self, rows: NDArray[np.intp], at_ns: int, until_ns: int, bases: Bases) -> None:
+        """Say from what t2 - t1 on a probe along these paths has waited, and until when that holds.
+
+        Where it is not known, the kernel learns nothing of the queue from now on.
+        """
+        self.paths["base_until_ns"][rows] = 0
+        columns = {
+            "base_at_ns": at_ns,
+            "base_ns": bases.there_ns,
+            "base_round_trip_ns": bases.round_trip_ns,
+            "base_drift": bases.drift,
+            "base_slack_ns": bases.slack_ns,
+            "base_until_ns": np.where(bases.known, until_ns, 0),
+        }
+        for name, values in columns.items():
+            self.paths[name][rows] = values
+
     def set_sweep_ports(self, first: int, ports: int) -> None:
         """Say by which UDP ports sweeps leave: replies to them end in the kernel, too."""
         self._settings["sweep_ports"] = 0
         self._settings["sweep_port"], self._settings["sweep_ports"] = first, ports
 
-    def set_session(self, session: int, path: int, remote: str, port: int, shared: bool, sweep: bool = False) -> None:
-        """Take replies of this peer to this port of ours; `shared`: both ends read one clock.
+    def set_session(self, session: int, path: int, remote: str, port: int, shared: bool, kind: int = 0) -> None:
+        """Take replies of this peer to this port of ours; `shared`: both ends read one clock; `kind`: SWEEP or QUEUE.
 
         What the kernel has learnt of a session stays, unless it is another one now.
         """
         record = self.sessions[session : session + 1]
-        flags = (_SHARED if shared else 0) | (_SWEEP if sweep else 0)
+        flags = (SHARED if shared else 0) | kind
         same = record["remote"][0].tobytes() == mapped(remote)
         if same and (record["path"][0], record["port"][0], record["flags"][0]) == (path, port, flags):
             return

@@ -25,7 +25,7 @@ from pytools.estimators.windows import MISSING
 from pytools.kernel import error_queue
 from pytools.sources.probing import frames, stamp_packet, udp
 from pytools.sources.probing.paths import PinnedPath
-from pytools.sources.probing.program import MOST_SESSIONS, NUMBERS, SEQ_WRAP, SWEEP_ROWS, ProbeProgram
+from pytools.sources.probing.program import MOST_SESSIONS, NUMBERS, SEQ_WRAP, SWEEP, SWEEP_ROWS, ProbeProgram
 from pytools.sources.probing.tracing import PORTS
 
 FIRST_ROW: Final = MOST_SESSIONS  # of the sessions
@@ -132,7 +132,7 @@ class Sweep:
         number = self._turn[row] = (self._turn[row] + 1) % _TURNS
         session = FIRST_ROW + row
         source_port = self.first_port + port
-        self._program.set_session(session, pinned.index, pinned.path.address, source_port, shared, sweep=True)
+        self._program.set_session(session, pinned.index, pinned.path.address, source_port, shared, SWEEP)
         seq = (self._program.seq_base + session * NUMBERS + number) % SEQ_WRAP
         error = stamp_packet.error_estimate(STAMP_BOUND_NS, shared)
         self._under_way[row] = _Sent(pinned.index, port, now_ns)
