@@ -22,6 +22,7 @@ from pytools.kernel.netlink.routing import Netlink
 from pytools.signals import Act, AnySignal, PathDelay
 from steering.acting import journal, messages
 from steering.acting.acts_file import ActsFile
+from steering.acting.agent_maps import AgentMaps
 from steering.acting.background import Later
 from steering.acting.bonds import BondActing
 from steering.acting.change_loop import ChangeLoop
@@ -177,9 +178,9 @@ class Controller:
         self._labels = self._stack.enter_context(
             LabelActing(self._policy, self._options.apply, self._flow_acting, self.output)
         )
-        lender = directories.maps_socket(self._options.netns)
-        self._standbys = StandByActing(self._policy, self.engine, lender, self.output)
-        self._stack.callback(self._standbys.close)
+        maps = AgentMaps(directories.maps_socket(self._options.netns), self.output)
+        self._agent_maps = self._stack.enter_context(contextlib.closing(maps))
+        self._standbys = StandByActing(self._policy, self.engine, self.output)
         keeps = UsualFile(directories.runtime_dir(self._options.netns), self.engine.usual, self._say)
         self._usual_file = self._stack.enter_context(keeps)
         deadline = confirming.deadline_in(self._options.confirm_ns)
@@ -196,7 +197,7 @@ class Controller:
             self._succession.forget()
             locks.former.done()  # a dry run keeps nothing
         self.agent.register(self._selector)
-        self._standbys.register(self._selector)
+        self._agent_maps.register(self._selector)
         self.desk.register(self._selector)
         self._selector.register(self.overlay, selectors.EVENT_READ, lambda _: self.overlay.receive())
 
@@ -303,7 +304,9 @@ class Controller:
             self._say(f"no fast reroute: {error}")
             return
         may_act = not self.desk.look() and self._guardian_lives
-        self._standbys.turn(now, self._flow_acting.standbys, may_act)
+        if self._flow_acting.is_open:
+            self._agent_maps.turn(now, self._flow_acting.paths)
+        self._standbys.turn(now, self._flow_acting.standbys, self._agent_maps, may_act)
 
     # ---- acts out ----
 

@@ -18,6 +18,7 @@ from pytools.kernel.bpf import loader
 from steering.acting import messages
 from steering.acting.background import Background
 from steering.actuators import flow_table
+from steering.actuators.agent_paths import AgentPaths
 from steering.actuators.flow_table import FlowTable
 from steering.actuators.pins import Labels, Pins, PinTarget
 from steering.actuators.standbys import StandBys
@@ -49,6 +50,8 @@ class FlowActing(Closing):
         The kernel's part; None until it is loaded.
     pins, labels : Pins, Labels
         What there is of flows in that table; only once it is loaded.
+    paths : AgentPaths
+        The agent's paths, as that table sees them; only once it is loaded.
     standbys : StandBys | None
         The stand-bys in it; None until it is loaded.
     """
@@ -105,7 +108,9 @@ class FlowActing(Closing):
         self._stack.callback(table.close)
         self.pins = self._stack.enter_context(Pins(table))
         self.labels = self._stack.enter_context(Labels(table))
-        self.standbys = StandBys(table, self.pins)
+        self.paths = AgentPaths(table)
+        self._stack.callback(self.paths.take_back)
+        self.standbys = StandBys(table, self.pins, self.paths)
         self._stack.callback(self.standbys.close)
 
     @property

@@ -6,16 +6,14 @@ CLOCK_MONOTONIC nanoseconds.
 
 from __future__ import annotations
 
-import selectors
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path as File
 from typing import Final
 
 from pytools.errors import SwerveError
-from pytools.ipc.map_lending import Loan
 from pytools.signals import Act, Path
 from steering.acting import messages
+from steering.acting.agent_maps import AgentMaps
 from steering.actuators.standbys import Moved, StandBys
 from steering.deciding.engine import Engine
 from steering.deciding.standbys import needed, standbys
@@ -23,7 +21,6 @@ from steering.plan import Target
 from steering.policy.model import Policy
 
 _PLAN_EVERY_NS: Final = 200_000_000
-_BORROW_EVERY_NS: Final = 500_000_000
 _OVER_NS: Final = 500_000_000  # without a packet for so long beyond the hold time: the move is over
 
 
@@ -47,24 +44,13 @@ class StandByActing:
         The policy.
     engine : Engine
         What is known of the paths and the targets.
-    lender : pathlib.Path
-        The socket where the agent lends its maps.
     output : Output
         Takes lines for the log, and acts.
     """
 
-    def __init__(
-        self,
-        policy: Policy,
-        engine: Engine,
-        lender: File,
-        output: messages.Output,
-    ) -> None:
-        self._policy, self._engine, self._lender, self._output = policy, engine, lender, output
-        self._selector: selectors.BaseSelector | None = None
-        self._loan: Loan | None = None
-        self._kernel: StandBys | None = None
-        self._borrow_ns = self._plan_ns = 0
+    def __init__(self, policy: Policy, engine: Engine, output: messages.Output) -> None:
+        self._policy, self._engine, self._output = policy, engine, output
+        self._plan_ns = self._changes = 0
         self._refused: Mapping[Path, str] = {}
         self._armed = 0
         self._seen: dict[tuple[Path, Target], tuple[int, int]] = {}  # packets and bytes, after the last move was over
@@ -79,52 +65,16 @@ class StandByActing:
         """How many paths have a stand-by, for the operator."""
         return {"standbys": self._armed} if self.needed else {}
 
-    def register(self, selector: selectors.BaseSelector) -> None:
-        """Use this selector."""
-        self._selector = selector
-
-    def close(self) -> None:
-        """Give the agent's maps back; the kernel's part is closed by who opened it."""
-        if self._loan is not None:
-            self._loan.close()
-            self._loan = None
-
-    def turn(self, now: int, kernel: StandBys | None, may_act: bool) -> None:
+    def turn(self, now: int, kernel: StandBys | None, maps: AgentMaps, may_act: bool) -> None:
         """Arm what is wanted, renew the lease if we may act, and tell what was moved."""
         if kernel is None or not self.needed:
             return
-        self._kernel = kernel
-        self._borrow(now)
         safety = self._policy.safety
         kernel.renew(now + safety.lease if may_act else 0, safety.reroute_hold)
         self._tell(kernel.moved(), now)  # first: who is armed anew counts from zero
-        if now >= self._plan_ns:
-            self._plan_ns = now + _PLAN_EVERY_NS
+        if now >= self._plan_ns or self._changes != maps.changes:
+            self._plan_ns, self._changes = now + _PLAN_EVERY_NS, maps.changes
             self._plan(kernel)
-
-    # ---- the agent's maps ----
-
-    def _borrow(self, now: int) -> None:
-        if self._loan is not None or now < self._borrow_ns or self._selector is None:
-            return
-        self._borrow_ns = now + _BORROW_EVERY_NS
-        try:
-            self._loan = Loan(self._lender, self._selector, self._lent, self._returned)
-        except SwerveError:
-            return  # no agent: the link to it says so already
-
-    def _lent(self, maps: dict[str, int]) -> None:
-        assert self._kernel is not None
-        try:
-            self._kernel.lend(maps)
-        except (SwerveError, KeyError) as error:
-            self._output.say(f"no fast reroute: the agent's maps cannot be used: {error}")
-        self._plan_ns = 0
-
-    def _returned(self) -> None:
-        self._loan = None
-        if self._kernel is not None:
-            self._kernel.take_back()
 
     # ---- what is wanted ----
 
@@ -136,7 +86,7 @@ class StandByActing:
         except SwerveError as error:
             refused = {each.path: str(error) for each in wanted}
         self._armed = sum(each.path not in refused for each in wanted)
-        if kernel.lent:
+        if kernel.paths.lent:
             for path, why in refused.items():
                 if self._refused.get(path) != why:
                     self._output.say(f"no fast reroute past {path}: {why}")

@@ -21,6 +21,7 @@ from pytools.kernel.bpf import mapped
 from pytools.kernel.netns import inside
 from pytools.signals import Path
 from steering.actuators import flow_keys
+from steering.actuators.agent_paths import AgentPaths
 from steering.actuators.pins import Pins
 from steering.actuators.standbys import StandBys
 from steering.plan import StandBy
@@ -84,6 +85,7 @@ class World:
     rails: Rails
     pins: Pins
     agent: Agent
+    lender: AgentPaths
     standbys: StandBys
 
     def arm(self, *rails: int, version: int = 4, prefix: str = "") -> None:
@@ -114,14 +116,16 @@ def world(rails: Rails) -> Iterator[World]:
         layouts = table.path_record, table.settings_record
         paths = stack.enter_context(mapped.create("probe_paths", layouts[0], 4096))
         settings = stack.enter_context(mapped.create("probe_settings", layouts[1], 1))
-        standbys = StandBys(table, pins)
+        lender = AgentPaths(table)
+        stack.callback(lender.take_back)
+        standbys = StandBys(table, pins, lender)
         stack.callback(standbys.close)
         agent = Agent(settings, paths)
         for rail in (1, 2):
             for version in (4, 6):
                 agent.knows(rails, rail, version)
-        standbys.lend(agent.lent())
-        yield World(rails, pins, agent, standbys)
+        lender.lend(agent.lent())
+        yield World(rails, pins, agent, lender, standbys)
         assert standbys.arm(()) == {}
 
 
@@ -206,7 +210,7 @@ def test_packets_go_as_they_are_routed(world: World, why: str, counted: dict[str
             case "judged no more":
                 path["limit"] = 0
             case "no agent":
-                world.standbys.take_back()
+                world.lender.take_back()
             case "disarmed":
                 world.standbys.arm(())
             case "the lease is over":
@@ -335,8 +339,8 @@ def test_maps_of_another_layout_are_refused(world: World) -> None:
     with inside(world.rails.near), mapped.create("probe_paths", world.pins.table.path_record, 17) as other:
         lent = world.agent.lent() | {"probe_paths": os.dup(other.fd)}
         with pytest.raises(SwerveError):
-            world.standbys.lend(lent)
-    assert not world.standbys.lent
+            world.lender.lend(lent)
+    assert not world.lender.lent
 
 
 def test_ten_thousand_prefixes(world: World) -> None:
