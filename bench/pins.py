@@ -5,6 +5,8 @@ other flows are. `hit`: the flow is one of the thousand, and redirected to the s
 where routing sends it anyway, which is also what a redirected packet pays a second time, on the rail it went to. UDP
 in packets of 1,400 bytes, over IPv4 and (`_ipv6`) IPv6; `_tcp` in buffers of up to 64 kB, of which each is one run.
 
+`hold_other`: packets to another destination are held; `held`: these are, most of them.
+
 `standby_armed`: stand-bys are armed, and no path was ever silent; `standby_alarm`: one is, but not this packet's.
 
 `install`: a thousand pins checked, written and inserted; `renew` and `remove` the same thousand. `noticed`: from the
@@ -36,6 +38,7 @@ from pytools.kernel.netlink.routing import Netlink
 from pytools.kernel.netns import inside
 from pytools.lab import wiring
 from steering.actuators import flow_table
+from steering.actuators.agent_paths import PrefixTable, prefix_key
 from steering.actuators.flow_table import FlowTable
 from steering.actuators.neighbours import Neighbours
 from steering.actuators.pins import Pins, PinTarget
@@ -86,6 +89,8 @@ def run_time(pair: Pair, table: FlowTable, pins: Pins, flow: FlowKey, suffix: st
             report("standby_armed", beside())
             agent["silence_ns"] = time.monotonic_ns() + HOUR_NS
             report("standby_alarm", beside())
+    if suffix != "_tcp":
+        hold_times(pair, table, flow, suffix, beside)
     pins.install(thousand())
     report("miss" + suffix, beside())
     refused = pins.install([pin(103)])
@@ -99,6 +104,33 @@ def run_time(pair: Pair, table: FlowTable, pins: Pins, flow: FlowKey, suffix: st
     if refused or not moved or not counted.packets:
         raise SwerveError(f"not what was to be measured: {refused}")
     pins.remove(list(pins.read()))
+
+
+def hold_times(pair: Pair, table: FlowTable, flow: FlowKey, suffix: str, beside: Callable[[], list[float]]) -> None:
+    """With a hold for another destination, and for that of the packets; every packet is then held."""
+    prefixes = PrefixTable(table.hold_prefixes)
+    with inside(pair.ends[0]):
+        index = socket.if_nametoindex(DEVICE)
+    with armed(table) as agent, mapped.create("probe_paths", table.path_record, 4096) as paths:
+        table.settings["standby_until_ns"], agent["silence_ns"] = 0, 0
+        table.lent[1].update(0, paths.fd)
+        far = time.monotonic_ns() + HOUR_NS
+        paths.records["ifindex"][1], paths.records["queue_ns"][1] = index, 10_000_000_000
+        paths.records["queue_sent_ns"][1] = time.monotonic_ns()
+        table.holds["path"][0] = 1
+        for name, value in {"until_ns": far, "threshold_ns": 1000, "longest_ns": 1 << 30, "fresh_ns": HOUR_NS}.items():
+            table.holds["limits"][name][0] = value
+        table.holds["limits"]["floor"][0], table.holds["limits"]["gain"][0] = 1024, 256
+        table.settings["held_until_ns"] = far
+        bits = 128 if ":" in flow.remote else 32
+        prefixes.show({prefix_key(f"{'fd99::9' if bits == 128 else '10.99.0.9'}/{bits}", index): 0})
+        report("hold_other" + suffix, beside())
+        prefixes.show({prefix_key(f"{flow.remote}/{bits}", index): 0})
+        before = table.counters()["held"]
+        report("held" + suffix, beside())
+        table.settings["held_until_ns"] = 0
+        prefixes.show({})
+        note(f"{flow.remote}: {table.counters()['held'] - before} packets held")
 
 
 @contextlib.contextmanager

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Flow pins, IPv6 flow labels and fast reroute at TC egress: leases, whose end is looked at here for every packet.
+ * Flow pins, IPv6 flow labels, fast reroute and holds at TC egress: leases, whose end is looked at here for every packet.
  *
  * A pin sends a flow's packets to another nexthop than routing has chosen, between two packets and without a reset. It
  * holds only while its target is alive, as user space is told by the kernel, and takes packets of the target's size;
  * in every other case the packet goes as it is routed, and the reason is counted. A label makes the fabric's own ECMP
  * choose again. A stand-by takes the packets to a destination while the path that they are routed along is silent, as
- * probe.c has found it. None of these touches a port, an address, the TTL or a checksum.
+ * probe.c has found it. A hold lets packets wait in front of a path whose queue is long. None of these touches a port, an address, the TTL or a checksum.
  *
  * A redirected packet passes the egress hooks of its target too, this one included: there it is where it shall be, and
  * is counted. So this program comes before those that observe: they see a packet once, on the interface it leaves by.
@@ -20,6 +20,7 @@
 #include "steer/tables.h"
 #include "steer/flows.h"
 #include "steer/standby.h"
+#include "steer/hold.h"
 
 /* Packets that stay where they are, whatever a pin says: moved, a probe would measure another path than it names. */
 static __always_inline bool exempt(struct __sk_buff *skb, const struct swerve_flow *flow)
@@ -236,7 +237,10 @@ int steer_egress(struct __sk_buff *skb)
 		return TC_ACT_UNSPEC;
 	if (settings->flows)
 		verdict = steer_flow(skb, settings);
-	if (verdict != TC_ACT_UNSPEC || !settings->standby_until_ns || !alarmed())
-		return verdict;
-	return reroute(skb, settings);
+	if (verdict == TC_ACT_UNSPEC && settings->standby_until_ns && alarmed())
+		verdict = reroute(skb, settings);
+	if (verdict == TC_ACT_UNSPEC &&
+	    settings->held_until_ns) /* else it comes by on the interface that it leaves by */
+		hold(skb, settings);
+	return verdict;
 }

@@ -161,6 +161,29 @@ class StandBy:
 
 
 @dataclass(frozen=True, slots=True)
+class HoldLimits:
+    """How packets are held, as `struct swerve_hold_limits` of swerve.h has it."""
+
+    threshold_ns: int  # the queueing that is wanted; above 0
+    longest_ns: int  # no packet waits longer
+    fresh_ns: int  # for how long a sample of the queue counts
+    floor: int  # bytes a second that may always leave
+    gain: int  # of 256: how much of the queueing above the threshold a pause is to drain
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Packets that wait at this host while the queue on their path is long."""
+
+    path: Path
+    prefixes: tuple[str, ...]  # destinations that the path speaks for
+    limits: HoldLimits
+    under: str  # name of the rule
+    install: bool = False  # whether fq may be put on the interface
+    because: str = "the policy asks for it"
+
+
+@dataclass(frozen=True, slots=True)
 class LabelChange:
     """Another IPv6 flow label for one flow, until its lease ends."""
 

@@ -18,7 +18,7 @@ LONGEST: Final = 3000  # of a packet: the kernel's test run takes what fits into
 _PROG_TEST_RUN: Final = 10
 _ROOM: Final = 4096
 _CONTEXT_BYTES: Final = 192  # struct __sk_buff
-_MARK, _IFINDEX, _SEGMENTS, _SEGMENT_BYTES = 8, 40, 164, 176
+_MARK, _IFINDEX, _LEAVES, _SEGMENTS, _SEGMENT_BYTES = 8, 40, 152, 164, 176
 _ATTRIBUTES: Final = struct.Struct("=4I2Q4I2Q16x")  # of the command
 
 
@@ -28,6 +28,7 @@ class Run(NamedTuple):
     verdict: int
     frame: bytes
     mark: int
+    leaves_ns: int  # skb->tstamp
 
 
 class PacketRuns:
@@ -70,4 +71,5 @@ class PacketRuns:
         syscall.call(_PROG_TEST_RUN, self._command, _ATTRIBUTES.size)
         _, verdict, _, size = struct.unpack_from("=4I", self._command)
         (mark,) = struct.unpack_from("=I", self._context, _MARK)
-        return Run(verdict, ctypes.string_at(left, size), mark)
+        (leaves_ns,) = struct.unpack_from("=Q", self._context, _LEAVES)
+        return Run(verdict, ctypes.string_at(left, size), mark, leaves_ns)

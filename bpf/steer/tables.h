@@ -16,6 +16,9 @@ BPF_F_TABLE("array", u32, struct swerve_steer_target, steer_targets, SWERVE_STEE
 BPF_PERCPU_ARRAY(steer_counters, u64, SWERVE_STEER_COUNTERS);
 BPF_F_TABLE("array", u32, struct swerve_standby, steer_standbys, SWERVE_STANDBYS, MAPPABLE);
 BPF_F_TABLE("lpm_trie", struct swerve_standby_key, u32, steer_prefixes, SWERVE_STANDBY_PREFIXES, BPF_F_NO_PREALLOC);
+BPF_F_TABLE("array", u32, struct swerve_hold, steer_holds, SWERVE_HOLDS, MAPPABLE);
+BPF_F_TABLE("lpm_trie", struct swerve_standby_key, u32, steer_hold_prefixes, SWERVE_STANDBY_PREFIXES,
+	    BPF_F_NO_PREALLOC);
 /* The agent's own, while there is one: this program's stay empty, and show what may be lent. */
 BPF_ARRAY_OF_MAPS(lent_probe_settings, "probe_settings", 1);
 BPF_ARRAY_OF_MAPS(lent_probe_paths, "probe_paths", 1);

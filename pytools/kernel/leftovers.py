@@ -1,4 +1,5 @@
-"""What steering puts into the kernel, how it is known again, and how it is removed: rules, tables, nexthops, groups.
+"""What steering puts into the kernel, how it is known again, and how it is removed: rules, tables, nexthops, groups;
+fq where packets are held.
 
 All of it carries our protocol. Tables and nexthop ids come from ranges of ours. Nothing that belongs to anybody else
 refers to it, so removing it is the whole undo: first the rules, which is the moment that counts, then the rest. One
@@ -10,6 +11,7 @@ from __future__ import annotations
 import contextlib
 from typing import Final
 
+from pytools.kernel.netlink import qdiscs
 from pytools.kernel.netlink.routing import PROTOCOL, Family, Netlink, NetlinkError, Nexthop, NexthopGroup, Rule
 
 FIRST_ID: Final = PROTOCOL << 24  # of our own nexthops and groups
@@ -60,4 +62,5 @@ def sweep(netlink: Netlink) -> list[str]:
     for each in ours:
         with contextlib.suppress(NetlinkError):  # gone with its carrier, or with its last member
             netlink.del_nexthop(each.id)
-    return [*removed, *([f"{len(ours)} nexthops"] if ours else [])]
+    removed += [f"{len(ours)} nexthops"] if ours else []
+    return removed + [f"fq on interface {index}" for index, why in qdiscs.remove(netlink).items() if not why]

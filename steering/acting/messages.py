@@ -18,7 +18,7 @@ from pytools.errors import SwerveError
 from pytools.ipc.client import Client
 from pytools.signals import Act, nexthop_name
 from steering.acting.rollback import Undone
-from steering.plan import BondAct, Change, Group, Target, kind_of, title
+from steering.plan import BondAct, Change, Group, Hold, Target, kind_of, title
 
 if TYPE_CHECKING:  # a guardian needs none of their code
     from steering.acting.bond_ports import Restored
@@ -317,6 +317,33 @@ def notified(host: str, hook: str, to: str, notice: Notice, over: bool, outcome:
         seen_ns=notice.seen_ns,
         decided_ns=now,
         acknowledged_ns=None,
+    )
+
+
+def hold_act(host: str, hold: Hold, outcome: Outcome, because: str, decided_ns: int, failure: str = "") -> Act:
+    """Packets along a path are held from now on while its queue is long, or not any more."""
+    limits = {
+        "threshold_us": hold.limits.threshold_ns // 1000,
+        "longest_us": hold.limits.longest_ns // 1000,
+    }
+    now = time.monotonic_ns()
+    return Act(
+        host=host,
+        at_ns=now,
+        unix_ns=time.time_ns(),
+        act_id=act_id("hold"),
+        what=f"hold to {hold.path.destination} by {nexthop_name(hold.path.gateway, hold.path.interface)}",
+        target=f"hold:{hold.path}",
+        actuator="hold",
+        moves="no packets: they wait at this host while the queue on the path is longer than the threshold",
+        before=limits if outcome == "undone" else {},
+        after={} if outcome == "undone" else limits,
+        because=f"{because}; failed: {failure}" if failure else because,
+        under=hold.under,
+        outcome=outcome,
+        seen_ns=decided_ns,
+        decided_ns=decided_ns,
+        acknowledged_ns=now if outcome in ("applied", "undone") else None,
     )
 
 

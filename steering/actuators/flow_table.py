@@ -65,10 +65,10 @@ class FlowTable(Closing):
 
     Attributes
     ----------
-    settings, sets, rows, targets, standbys : ndarray
+    settings, sets, rows, targets, standbys, holds : ndarray
         The maps of these names (swerve.h) in this process's memory, as the kernel reads them at each packet.
-    prefixes : Map
-        Stand-bys by destination.
+    prefixes, hold_prefixes : Map
+        Stand-bys and holds by destination.
     path_record, settings_record : dtype
         An entry of the agent's maps that `lent` are to hold.
     lent : list of Map
@@ -96,11 +96,11 @@ class FlowTable(Closing):
             if force_clsact or not syscall.has_tcx(self.program_fd):
                 clean(STEERING)  # what a killed predecessor left
             self._counters = loaded.map("steer_counters")
-            self.settings, self.sets, self.rows, self.targets, self.standbys = (
+            self.settings, self.sets, self.rows, self.targets, self.standbys, self.holds = (
                 self._closing.enter_context(loaded.mapped(f"steer_{name}")).records
-                for name in ("settings", "sets", "rows", "targets", "standbys")
+                for name in ("settings", "sets", "rows", "targets", "standbys", "holds")
             )
-            self.prefixes = loaded.map("steer_prefixes")
+            self.prefixes, self.hold_prefixes = (loaded.map(f"steer_{name}") for name in ("prefixes", "hold_prefixes"))
             self.path_record, self.settings_record = (
                 loaded.map(name).value for name in ("probe_paths", "probe_settings")
             )

@@ -29,6 +29,7 @@ from pytools import directories, log
 from pytools.errors import SwerveError
 from pytools.kernel import netns
 from pytools.kernel.leftovers import FAMILIES, is_our_rule, sweep, switch_off
+from pytools.kernel.netlink import qdiscs
 from pytools.kernel.netlink.routing import Netlink
 from pytools.signals import Act
 from pytools.units import duration_text
@@ -140,9 +141,9 @@ def _keep(folder: Path, scope: str, locks: list[int], until_ns: int) -> bool:
 
 
 def in_force(netlink: Netlink) -> bool:
-    """Whether a rule of ours is there; where that cannot be told it is better undone."""
+    """Whether a rule or an fq of ours is there; where that cannot be told it is better undone."""
     try:
-        return any(is_our_rule(rule) for family in FAMILIES for rule in netlink.rules(family))
+        return qdiscs.there(netlink) or any(is_our_rule(rule) for family in FAMILIES for rule in netlink.rules(family))
     except SwerveError:
         return False
 

@@ -30,7 +30,7 @@ SLOW_FACTOR = 30
 # For all tests in the guest, its boot and the tests beside it included; without it a dead guest would be waited for.
 LIMIT_S = 1800.0
 MODULES = (
-    *("sch_ingress", "cls_bpf", "sch_tbf", "sch_htb", "veth", "rdma_rxe", "ib_uverbs", "rdma_ucm"),
+    *("sch_ingress", "cls_bpf", "sch_fq", "sch_tbf", "sch_htb", "veth", "rdma_rxe", "ib_uverbs", "rdma_ucm"),
     "ip_gre",  # makes devices when it is loaded
 )
 

@@ -18,7 +18,7 @@ import support
 
 pytestmark = pytest.mark.deadline(guest.LIMIT_S + 60)
 CONSOLE_LINES = 60
-PLACES = ("tests/kernel", "tests/fabric", "tests/vm/guest_rdma.py")  # the last runs in the guest alone
+PLACES = ("tests/kernel", "tests/fabric", "tests/vm/guest_rdma.py", "tests/vm/guest_hold.py")  # the last two only here
 
 
 @functools.cache

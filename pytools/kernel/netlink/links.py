@@ -256,11 +256,12 @@ class Tables:
         body = _LINK_HEADER.pack(0, 0, 0, 0, 0)
         return list(self._socket.dump_bodies(body, _GET_LINK, "reading interfaces"))
 
-    def qdiscs(self, indexes: set[int]) -> list[QdiscRow]:
-        """The queue disciplines of these interfaces, in the kernel's order."""
+    def qdiscs(self, indexes: set[int] | None) -> list[QdiscRow]:
+        """The queue disciplines of these interfaces, or of all, in the kernel's order."""
         body = _QDISC_HEADER.pack(0, 0, 0, 0, 0)
         found = self._socket.dump_bodies(body, _GET_QDISC, "reading queues")
-        return [qdisc_of(each) for each in found if _QDISC_HEADER.unpack_from(each)[1] in indexes]
+        rows = map(qdisc_of, found)
+        return [row for row in rows if indexes is None or row.index in indexes]
 
     def neighbours(self) -> list[NeighbourRow]:
         body = _NEIGHBOUR_HEADER.pack(0, 0, 0, 0, 0)
