@@ -68,8 +68,8 @@ WITHOUT = """
     received_errors receiver_not_ready receives_completed receives_posted recent_loss refused_posts remote_port
     remote_qp_number reordered requeues resets_received resets_refused resets_sent runs sampled samples schema
     samples_above segments_in segments_out sent sent_drops sent_errors sick_hop size share slowdown slowness steps syn
-    tail_probe tap_processes timeout timeouts uid unknown unmatched untracked way ways weight weight_actual weight_wanted
-    windows zero_windows
+    tail_probe tap_processes timeout timeouts uid unknown unmatched untracked way ways weight weight_actual
+    weight_wanted windows zero_windows
 """
 
 
