@@ -218,6 +218,42 @@ def watch_job(as_json: bool, interval: float, command: Sequence[str]) -> int:
     return watch_command.run(list(command), interval, as_json)
 
 
+@click.group(invoke_without_command=True, epilog="Example: swerve gpu -n swerve-x-h1 --sort temperature -i 2")
+@filtered()
+@common()
+@click.pass_context
+def gpu(context: click.Context, options: Options, asked: Asked) -> None:
+    """Show GPUs: clocks and what lowers them, power, temperature, ECC and XID errors, PCIe, NVLink.
+
+    Reads NVIDIA GPUs through NVML, each figure at an interval that depends on its cost. Needs the package nvidia-ml-py.
+    Details: docs/gpu.md
+    """
+    if context.invoked_subcommand is None:
+        _frames(options, "gpu", asked)
+
+
+@gpu.command("clock", epilog="Example: swerve gpu clock -i 5 -c 3")
+@click.option("-j", "--json", "as_json", is_flag=True, help="Print one JSON object per GPU and interval.")
+@click.option(
+    *("-i", "--interval"),
+    type=click.FloatRange(min=1),
+    callback=finite,
+    default=5.0,
+    metavar="SECONDS",
+    help="Report every SECONDS (default: 5).",
+)
+@click.option("-c", "--count", type=click.IntRange(min=1), metavar="N", help="Stop after N reports (default: 1).")
+def gpu_clock(as_json: bool, interval: float, count: int | None) -> int:
+    """Relate the timers of this host's GPUs to CLOCK_MONOTONIC: offset, drift and bound of each.
+
+    Starts a process that makes a CUDA context on every GPU and reads its timer ten times a second. Needs no agent; the
+    setting gpu.clock has the agent do the same. Details: docs/gpu.md
+    """
+    from pytools.sources.gpu import clock_command
+
+    return clock_command.run(interval, count or 1, as_json)
+
+
 @click.command("self", epilog="Example: swerve self -n swerve-x-h1 -c 1")
 @common()
 def self_(options: Options) -> None:
@@ -344,6 +380,7 @@ commands: list[click.Command] = [
     links,
     rdma,
     jobs,
+    gpu,
     self_,
     watch,
     replay,

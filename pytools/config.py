@@ -162,6 +162,14 @@ class Rdma(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     dead_ms: Annotated[float, Within(1, 600_000)] = 200.0
 
 
+class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How GPUs are watched."""
+
+    enabled: bool = True  # read GPUs through NVML while somebody subscribes
+    # relate the timers of the GPUs to the host's clock all the time; a process of its own holds a CUDA context on each
+    clock: bool = False
+
+
 class Recording(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How much the flight recorder keeps."""
 
@@ -188,6 +196,7 @@ class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tcp: Tcp = Tcp()
     links: Links = Links()
     rdma: Rdma = Rdma()
+    gpu: Gpu = Gpu()
     recording: Recording = Recording()
     virtual_clock: str = ""  # labs only: the file that defines this host's virtual clock
 

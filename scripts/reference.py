@@ -28,7 +28,7 @@ from pytools.views.top.state import Known
 ROOT: Final = Path(__file__).resolve().parent.parent
 DOCS: Final = ROOT / "docs"
 # In the order of the list.
-_SIGNALS: Final = ("base", "delays", "clocks", "tcp", "host", "links", "rdma", "jobs", "steering")
+_SIGNALS: Final = ("base", "delays", "clocks", "tcp", "host", "links", "rdma", "jobs", "gpu", "steering")
 _TITLES: Final = {"flows": "Flows", "links": "Links", "rdma": "RDMA queue pairs", "events": "Events", "jobs": "Jobs"}
 
 

@@ -16,6 +16,10 @@ from pytools.signals import (
     CongestionTimes,
     Delay,
     DropReason,
+    Gpu,
+    GpuClock,
+    GpuLink,
+    GpuReason,
     GroupMember,
     Histogram,
     HoldState,
@@ -562,6 +566,69 @@ def job(at_ns: int = AT_NS, **changes: Any) -> Job:
     return Job(**(_common(at_ns) | fields | changes))
 
 
+def gpu(at_ns: int = AT_NS, **changes: Any) -> Gpu:
+    fields: dict[str, Any] = {
+        "gpu": 0,
+        "uuid": "GPU-5b523540-75bc-7a9e-b860-fd04351f8eae",
+        "name": "NVIDIA H200",
+        "pci": "00000000:00:06.0",
+        "window_ns": SECOND_NS,
+        "state": "ok",
+        "reason": "",
+        "processes": [4711],
+        "readings": 5,
+        "sm_mhz": 1755.0,
+        "sm_low_mhz": 1740,
+        "sm_max_mhz": 1980,
+        "memory_mhz": 3201,
+        "memory_max_mhz": 3201,
+        "clock_reasons": [GpuReason(reason="sw_power_cap", share=0.8)],
+        "busy": 0.97,
+        "memory_busy": 0.41,
+        "power_w": 698.5,
+        "power_limit_w": 700.0,
+        "temperature_c": 71,
+        "ecc_corrected": 2,
+        "ecc_uncorrected": 1,
+        "ecc_corrected_total": 12,
+        "ecc_uncorrected_total": 1,
+        "xids": [48],
+        "pcie_generation": 5,
+        "pcie_generation_max": 5,
+        "pcie_width": 8,
+        "pcie_width_max": 16,
+        "pcie_replays": 3,
+        "pcie_sent_bytes_per_s": 1_664_000,
+        "pcie_received_bytes_per_s": 573_000,
+        "links": [
+            GpuLink(link=0, active=True, sent_bytes_per_s=10**9, received_bytes_per_s=2 * 10**9, errors=4),
+            GpuLink(link=1, active=False, sent_bytes_per_s=None, received_bytes_per_s=None, errors=None),
+        ],
+        "failed": {"nvmlDeviceGetPcieReplayCounter": "Not Supported"},
+    }
+    return Gpu(**(_common(at_ns) | fields | changes))
+
+
+def gpu_clock(at_ns: int = AT_NS, **changes: Any) -> GpuClock:
+    fields: dict[str, Any] = {
+        "uuid": "GPU-5b523540-75bc-7a9e-b860-fd04351f8eae",
+        "epoch_ns": at_ns - 2 * SECOND_NS,
+        "window_ns": 4 * SECOND_NS,
+        "offset_ns": 1_795_728_870_893_896_165,
+        "drift_ppb": 4641.8,
+        "sigma_ns": 6.7,
+        "drift_sigma_ppb": 0.7,
+        "bound_ns": 129,
+        "hard_bound_ns": 761,
+        "wander_ppb_per_s": 20.0,
+        "state": "synchronised",
+        "round_trip_min_ns": 1548,
+        "pings": 312,
+        "stepped": False,
+    }
+    return GpuClock(**(_common(at_ns) | fields | changes))
+
+
 def nexthop_group(at_ns: int = AT_NS, packets: tuple[int | None, int | None] = (100, 900)) -> NexthopGroup:
     return NexthopGroup(
         **_common(at_ns),
@@ -665,6 +732,8 @@ def one_of_each(at_ns: int = AT_NS) -> list[AnySignal]:
         rdma_suspects(at_ns=at_ns),
         rdma_sight(at_ns=at_ns),
         job(at_ns=at_ns),
+        gpu(at_ns=at_ns),
+        gpu_clock(at_ns=at_ns),
         nexthop_group(at_ns=at_ns),
         self_cost(at_ns=at_ns),
         path_state(at_ns=at_ns),

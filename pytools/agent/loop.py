@@ -36,6 +36,7 @@ from pytools.kernel.netlink.routing import Netlink
 from pytools.log import Level
 from pytools.notify import Manager
 from pytools.sources.cost import CostSource
+from pytools.sources.gpu.source import GpuSource
 from pytools.sources.interfaces import Interfaces
 from pytools.sources.jobs.source import JobSource
 from pytools.sources.links.source import LinkSource
@@ -137,10 +138,13 @@ class Agent(Closing):
         self._add(sizes, sizes.late_ns)
         for source, late_ns in ((rdma, 0), (JobSource(config, bus), RELAXED_NS)):
             self._add(source, late_ns)
-        recorder = self._add_slot("recording", lambda now: _recording(now, namespace, bus))
+        slots: list[Slot[RecordingSource] | Slot[GpuSource]] = [
+            self._add_slot("gpu", lambda now: GpuSource(now, bus) if now.gpu.enabled or now.gpu.clock else None),
+            self._add_slot("recording", lambda now: _recording(now, namespace, bus)),
+        ]
 
         def named() -> dict[str, str]:
-            return dict(ChainMap(*failed, recorder.source.failed if recorder.source is not None else {}))
+            return dict(ChainMap(*failed, *(slot.source.failed for slot in slots if slot.source is not None)))
 
         self._add(
             CostSource(

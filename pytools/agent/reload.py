@@ -23,6 +23,8 @@ LIVE: Final[Mapping[str, str]] = {
     "recording.fine_mib": "recording",
     "recording.coarse_mib": "recording",
     "recording.directory": "recording",
+    "gpu.enabled": "gpu",
+    "gpu.clock": "gpu",
     "links.interval_ms": "links",
     "links.flap_window_s": "links",
     "peers": "peers",

@@ -19,6 +19,8 @@ from pytools.errors import SwerveError
 from pytools.kernel import privileges, rdma_class
 from pytools.kernel.bpf import syscall
 
+NVIDIA_DRIVER: Final = Path("/proc/driver/nvidia/version")  # there while it is loaded
+NVML_PACKAGE: Final = "nvidia-ml-py"
 ARRAY, RING_BUFFER = 2, 27  # enum bpf_map_type
 _SCHED_CLS, _SOCK_ADDR = 3, 18  # enum bpf_prog_type
 _CLONE_NEWNET, _NEW_NEXTHOP = 0x40000000, 104

@@ -74,7 +74,7 @@ def surplus(found: Iterable[Segment], limit_bytes: int, oldest_unix_ns: int) -> 
 
 
 NEVER: Final = frozenset({"probe_samples", "tcp_flow"})  # single probes and single connections: unbounded in number
-ASIDE: Final = frozenset({"self", "job"})  # cost something to make: recorded while somebody else asks for them
+ASIDE: Final = frozenset({"self", "job", "gpu"})  # cost something to make: recorded while somebody else asks for them
 FINE_ONLY: Final = frozenset(
     {"path_liveness", "clock_edge"}
 )  # many a second, as are details (pytools.ipc.wire.is_detail)

@@ -23,6 +23,7 @@ from pytools.signals.delays import (
     ProbeSamples,
     Underlay,
 )
+from pytools.signals.gpu import GPU_REASONS, Gpu, GpuClock, GpuLink, GpuReason, GpuState
 from pytools.signals.host import DropReason, PacketDrops, ProgramCost, Self
 from pytools.signals.jobs import (
     Job,
@@ -44,6 +45,7 @@ from pytools.signals.tcp import CongestionTimes, Retransmissions, Stall, TcpFlow
 
 __all__ = [
     "DELAY_BOUNDS_NS",
+    "GPU_REASONS",
     "SCHEMA_VERSION",
     "UNREADABLE",
     "Act",
@@ -59,6 +61,11 @@ __all__ = [
     "CongestionTimes",
     "Delay",
     "DropReason",
+    "Gpu",
+    "GpuClock",
+    "GpuLink",
+    "GpuReason",
+    "GpuState",
     "GroupMember",
     "Histogram",
     "HoldState",

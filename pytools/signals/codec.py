@@ -11,6 +11,7 @@ import msgspec
 
 from pytools.signals.clocks import Clock, ClockEdge, Collocation
 from pytools.signals.delays import AppDelay, PathDelay, PathLiveness, PathWay, ProbeSamples
+from pytools.signals.gpu import Gpu, GpuClock
 from pytools.signals.host import PacketDrops, Self
 from pytools.signals.jobs import Job
 from pytools.signals.links import Link, LinkEvent, PathEcn, PathMtu
@@ -41,6 +42,8 @@ AnySignal = (
     | RdmaSuspects
     | RdmaSight
     | Job
+    | Gpu
+    | GpuClock
     | NexthopGroup
     | Self
     | PathState

@@ -19,7 +19,7 @@ from pytools.ipc.client import Client
 from pytools.kernel import features
 from pytools.kernel.features import Finding
 from pytools.kernel.native import PACER
-from pytools.views import checks_agent, checks_network
+from pytools.views import checks_agent, checks_gpu, checks_network
 from pytools.views.check import Check
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ def checks(name: str | None, config: Path | None, programs: Sequence[Program]) -
         *checks_network.tcp(),
         *checks_network.links(),
         *checks_network.rdma(name),
+        *checks_gpu.checks(),
         *checks_agent.checks(name, config),
         *_surroundings(name, config),
     ]

@@ -13,6 +13,8 @@ from pytools.signals import (
     Clock,
     ClockEdge,
     DropReason,
+    Gpu,
+    GpuClock,
     Job,
     Link,
     LinkEvent,
@@ -30,6 +32,7 @@ from pytools.signals import (
 from pytools.views import (
     clock_tables,
     delay_tables,
+    gpu_tables,
     job_tables,
     link_tables,
     rdma_tables,
@@ -65,6 +68,7 @@ TABLES: Final[Mapping[str, Draw]] = {
     "ports": rdma_tables.port_table,
     "suspects": rdma_tables.suspect_table,
     "jobs": job_tables.overview,
+    "gpu": gpu_tables.overview,
 }
 # View -> kind of row -> its columns, at a time. A row is a signal, or a part of one.
 LISTINGS: Final[Mapping[str, Mapping[type, Callable[[int], Listing[Any]]]]] = {
@@ -82,6 +86,7 @@ LISTINGS: Final[Mapping[str, Mapping[type, Callable[[int], Listing[Any]]]]] = {
     "ports": {RdmaPort: rdma_tables.ports},
     "suspects": {Suspect: rdma_tables.suspects},
     "jobs": {Job: job_tables.jobs},
+    "gpu": {Gpu: gpu_tables.gpus, GpuClock: gpu_tables.timers},
 }
 
 

@@ -102,6 +102,14 @@ def no_jobs(model: Model) -> str:
     )
 
 
+def no_gpus(model: Model) -> str:
+    """Why no GPU is known."""
+    return (
+        f"{model.host}: no GPU is known: NVIDIA's driver is not loaded, `gpu.enabled` is false, or NVML has not "
+        f"answered yet; `swerve self` and `swerve doctor` say what failed ({directories.page('gpu.md')})"
+    )
+
+
 def no_drops(model: Model) -> str:
     """Why nothing is known of packets that the kernel drops."""
     return f"{model.host}: nothing is known of packets that the kernel drops; `swerve doctor` says what it takes"

@@ -17,6 +17,8 @@ from pytools.signals import (
     Clock,
     ClockEdge,
     Collocation,
+    Gpu,
+    GpuClock,
     Job,
     Link,
     LinkEvent,
@@ -121,6 +123,8 @@ VIEWS: Final[Mapping[str, View]] = {
         silence=empty_states.no_jobs,
         filters=frozenset({"dst", "pid", "command", "interface", "path", "pod", "job"}),
     ),
+    # NVML is opened once somebody listens; a counter has grown from its second reading on.
+    "gpu": View((Gpu, GpuClock), (Gpu, TcpHost), (), first_s=3.3, silence=empty_states.no_gpus),
     # The first signal covers the time since somebody last asked; the second one covers a second.
     "self": View((Self,), (Self,), (), first_s=2.3),
     "app": View(
@@ -146,7 +150,7 @@ VIEWS: Final[Mapping[str, View]] = {
     "top": _Top(
         (
             *(PathDelay, TcpPath, NexthopGroup, PathState, Act, Self, Clock, AppDelay),
-            *(LinkEvent, RdmaQueuePair, RdmaSuspects, PathWay),
+            *(LinkEvent, RdmaQueuePair, RdmaSuspects, PathWay, Gpu),
         ),
         (PathDelay, Self),
     ),

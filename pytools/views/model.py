@@ -21,6 +21,8 @@ from pytools.signals import (
     Clock,
     ClockEdge,
     Collocation,
+    Gpu,
+    GpuClock,
     GroupMember,
     Job,
     Link,
@@ -152,6 +154,8 @@ KEPT: Final[dict[type, Kept]] = {
         forgotten_ns=15 * _SECOND_NS,
         most=1024,
     ),
+    Gpu: Kept(lambda row: row.uuid, forgotten_ns=FORGOTTEN_NS, most=256),
+    GpuClock: Kept(lambda row: row.uuid, forgotten_ns=FORGOTTEN_NS, most=256),
 }
 
 

@@ -10,8 +10,9 @@ from typing import Final
 from rich.text import Text
 
 from pytools import units
-from pytools.signals import LinkEvent, RdmaQueuePair, RdmaSuspects, TcpPath
+from pytools.signals import Gpu, LinkEvent, RdmaQueuePair, RdmaSuspects, TcpPath
 from pytools.views import tables
+from pytools.views.gpu_tables import complaints
 from pytools.views.link_tables import GOOD_NEWS
 from pytools.views.model import Model, is_silent
 from pytools.views.rdma_tables import WORST_FIRST, verdict
@@ -86,6 +87,14 @@ def rdma(model: Model, now_ns: int) -> Text | None:
     well = sum(pair.verdict in _WELL for pair in pairs)
     said += [Text(f"{well} well")] if well else []
     return _line("RDMA: ", said, len(said))
+
+
+def gpus(model: Model, now_ns: int) -> Text | None:
+    """GPUs that are not well, and why; None when all are well."""
+    rows = sorted((row for row in model.of(Gpu).values() if not is_silent(row, now_ns)), key=lambda row: row.gpu)
+    found = [(row, why) for row in rows if (why := complaints(row))]
+    said = [Text(f"GPU {row.gpu} ").append(", ".join(why), style="red") for row, why in found[:_NAMED]]
+    return _line("GPUs: ", said, len(found))
 
 
 def _pairs(pairs: list[RdmaQueuePair]) -> str:

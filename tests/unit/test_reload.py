@@ -64,7 +64,7 @@ def test_peers_that_a_mesh_cannot_take_wait(old: AgentConfig, new: list[Peer], w
 
 FIELDS = [
     (section, name)
-    for section in ("probe", "windows", "clocks", "bus", "samples", "tcp", "links", "rdma", "recording")
+    for section in ("probe", "windows", "clocks", "bus", "samples", "tcp", "links", "rdma", "gpu", "recording")
     for name in getattr(OLD, section).__struct_fields__
 ]
 

@@ -56,20 +56,21 @@ def test_every_record_says_whose_it_is_and_when() -> None:
             assert {"host", "at_ns", "unix_ns"} <= set(part["required"])
 
 
-UNIT = re.compile(r"_(ns|us|ppb|bps|mbps|bytes|segments|packets|share)$|_per_")
+UNIT = re.compile(r"_(ns|us|ppb|bps|mbps|bytes|segments|packets|share|mhz|w|c|ppb_per_s)$|_per_")
 # Counts of what the name says, numbers that are names, and ratios.
 WITHOUT = """
-    aggregator agreeing ambiguous answered_run behind capacity carrier_changes cnp_received cnp_sent communicator_rank
-    completed confidence connections created differs_at drops duplicates ecn_marked evicted failures fast flows gpu
-    group_id joined limit local_port local_rank loss_bound lost messages missed missed_extra neighbours netns
-    high low operations
-    nexthop_id out_of_sequence outlier_edges outstanding overlimits overtaken packets pairs_kept pairs_rejected pid
-    port ports_in_all posted priority processes qp_number queue_id queue_pairs rank ras_ranks received received_drops
-    received_errors receiver_not_ready receives_completed receives_posted recent_loss refused_posts remote_port
-    remote_qp_number reordered requeues resets_received resets_refused resets_sent runs sampled samples schema
-    samples_above segments_in segments_out sent sent_drops sent_errors sick_hop size share slowdown slowness steps syn
-    tail_probe tap_processes timeout timeouts uid unknown unmatched untracked way ways weight weight_actual
-    weight_wanted windows zero_windows
+    aggregator agreeing ambiguous answered_run behind busy capacity carrier_changes cnp_received cnp_sent
+    communicator_rank completed confidence connections created differs_at drops duplicates ecc_corrected
+    ecc_corrected_total ecc_uncorrected ecc_uncorrected_total ecn_marked errors evicted failures fast flows gpu
+    group_id high joined limit link local_port local_rank loss_bound lost low memory_busy messages missed
+    missed_extra neighbours netns nexthop_id operations out_of_sequence outlier_edges outstanding overlimits
+    overtaken packets pairs_kept pairs_rejected pcie_generation pcie_generation_max pcie_replays pcie_width
+    pcie_width_max pid pings port ports_in_all posted priority processes qp_number queue_id queue_pairs rank
+    ras_ranks readings received received_drops received_errors receiver_not_ready receives_completed receives_posted
+    recent_loss refused_posts remote_port remote_qp_number reordered requeues resets_received resets_refused
+    resets_sent runs sampled samples samples_above schema segments_in segments_out sent sent_drops sent_errors share
+    sick_hop size slowdown slowness steps syn tail_probe tap_processes timeout timeouts uid unknown unmatched
+    untracked way ways weight weight_actual weight_wanted windows zero_windows
 """
 
 

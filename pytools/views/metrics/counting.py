@@ -17,6 +17,7 @@ from pytools.figures import DIRECTIONS
 from pytools.signals import (
     Act,
     AppDelay,
+    Gpu,
     Job,
     Link,
     LinkEvent,
@@ -49,6 +50,7 @@ MEMBERS: Final = 16  # of a group
 NAMESPACES: Final = 256
 PORTS: Final = 64
 JOBS: Final = 256
+GPUS: Final = 64
 WAYS: Final = 64  # behind the first hop of a path
 _WAYS_LAST_NS: Final = 15_000_000_000  # they are told every 5 s
 CAUSES: Final = Retransmissions.__struct_fields__
@@ -145,6 +147,19 @@ def _reading(counts: Counts, of_agent: bool) -> Take:
             row.totals.read(key, field(signal), epoch if of_agent else 0)
 
     return take
+
+
+def _gpu(row: Row, signal: Gpu, _epoch: int) -> None:
+    row.newest[Gpu] = signal
+    for key, grown in (
+        (("swerve_gpu_ecc_errors_total", "corrected"), signal.ecc_corrected),
+        (("swerve_gpu_ecc_errors_total", "uncorrected"), signal.ecc_uncorrected),
+        (("swerve_gpu_pcie_replays_total",), signal.pcie_replays),
+        (("swerve_gpu_nvlink_errors_total",), signal.link_errors),
+        (("swerve_gpu_xid_errors_total",), len(signal.xids)),
+    ):
+        if grown is not None:
+            row.totals[key].value += grown
 
 
 def _delay(row: Row, signal: PathDelay, _epoch: int) -> None:
@@ -303,6 +318,7 @@ SUBJECTS: Final[dict[type, Subject]] = {
     LinkEvent: Subject("interface", _of_interface, _event),
     NexthopGroup: Subject("group", lambda signal: (str(signal.group_id),), _group),
     RdmaPort: Subject("port", lambda signal: (signal.device, str(signal.port)), _reading(_OF_PORT, of_agent=False)),
+    Gpu: Subject("gpu", lambda signal: (str(signal.gpu), signal.uuid), _gpu),
     TcpHost: Subject("", _of_host, _reading(_OF_TCP_HOST, of_agent=True)),
     TcpNamespace: Subject("namespace", lambda signal: (signal.namespace,), _growing(_OF_NAMESPACE)),
     PacketDrops: Subject("", _of_host, _drops),

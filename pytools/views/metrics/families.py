@@ -26,6 +26,7 @@ MEMBER: Final = ("group", "interface", "gateway")
 PORT: Final = ("device", "port")
 JOB: Final = ("job_name", "user")  # `job` is the scrape's own
 NAMESPACE: Final = ("namespace",)
+GPU: Final = ("gpu", "uuid")
 
 
 def _measured() -> dict[str, Family]:
@@ -195,4 +196,20 @@ FAMILIES: Final[dict[str, Family]] = {
     ),
     "swerve_job_step_seconds": Family("gauge", JOB, "Median step, of jobs with NCCL's profiler plugin."),
     "swerve_job_step_slowdown_ratio": Family("gauge", JOB, "Time of a step divided by the usual."),
+    # ---- GPUs ----
+    "swerve_gpu_up": Family("gauge", GPU, "1: the GPU answers, else 0."),
+    "swerve_gpu_sm_clock_hertz": Family("gauge", GPU, "SM clock, mean over the window."),
+    "swerve_gpu_sm_clock_max_hertz": Family("gauge", GPU, "Highest SM clock of the GPU."),
+    "swerve_gpu_clock_reason_ratio": Family(
+        "gauge", (*GPU, "clock_reason"), "Share of the readings with this reason for the SM clock."
+    ),
+    "swerve_gpu_busy_ratio": Family("gauge", GPU, "Share of the time during which a kernel ran."),
+    "swerve_gpu_power_watts": Family("gauge", GPU, "Power."),
+    "swerve_gpu_temperature_celsius": Family("gauge", GPU, "Temperature."),
+    "swerve_gpu_pcie_lanes": Family("gauge", GPU, "PCIe lanes in use."),
+    "swerve_gpu_nvlinks_active": Family("gauge", GPU, "NVLinks that are up."),
+    "swerve_gpu_ecc_errors_total": Family("counter", (*GPU, "kind"), "ECC errors, corrected and uncorrected."),
+    "swerve_gpu_pcie_replays_total": Family("counter", GPU, "PCIe packets that were sent again."),
+    "swerve_gpu_nvlink_errors_total": Family("counter", GPU, "NVLink replays, recoveries and CRC errors."),
+    "swerve_gpu_xid_errors_total": Family("counter", GPU, "XID errors."),
 }

@@ -14,6 +14,7 @@ from typing import Any, Final
 from pytools.ipc.wire import TAGS
 from pytools.signals import AnySignal, Clock, PathState, RdmaQueuePair, Self
 from pytools.views.metrics.counting import (
+    GPUS,
     GROUPS,
     INTERFACES,
     JOBS,
@@ -54,7 +55,7 @@ class Model:
         self.paused = 0  # times that none could be accepted for want of a descriptor
         # Signals for which there was no room, by kind; and round trips below zero.
         self.left_out = Counter(
-            path=0, way=0, app=0, interface=0, group=0, queue_pair=0, port=0, namespace=0, job=0, name=0, round_trip=0
+            path=0, way=0, app=0, interface=0, group=0, queue_pair=0, port=0, gpu=0, namespace=0, job=0, name=0, round_trip=0
         )
         self.of_host = host_row(self.left_out)
         self.tables = {
@@ -63,6 +64,7 @@ class Model:
             "interface": Table("interface", INTERFACES, self.left_out, link_row),
             "group": Table("group", GROUPS, self.left_out, group_row),
             "port": Table("port", PORTS, self.left_out, Row),
+            "gpu": Table("gpu", GPUS, self.left_out, Row),
             "namespace": Table("namespace", NAMESPACES, self.left_out, Row),
             "job": Table("job", JOBS, self.left_out, Row),
         }

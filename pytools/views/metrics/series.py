@@ -17,9 +17,11 @@ from prometheus_client import Metric
 
 from pytools.figures import DIRECTIONS, MEASURES, Measure
 from pytools.signals import (
+    GPU_REASONS,
     AppDelay,
     ClockState,
     Delay,
+    Gpu,
     Job,
     JobCauseKind,
     JobVerdictWord,
@@ -42,6 +44,7 @@ from pytools.signals import (
 from pytools.views.metrics.counting import (
     CAUSES,
     EVENTS,
+    GPUS,
     GROUPS,
     INTERFACES,
     JOBS,
@@ -52,7 +55,7 @@ from pytools.views.metrics.counting import (
     Ways,
 )
 from pytools.views.metrics.exposition import Exposition
-from pytools.views.metrics.families import APP, FAMILIES, JOB, LINK, MEMBER, PATH, PORT, Family
+from pytools.views.metrics.families import APP, FAMILIES, GPU, JOB, LINK, MEMBER, PATH, PORT, Family
 from pytools.views.metrics.model import Model
 from pytools.views.metrics.parts import BUCKETS, NAMES
 
@@ -67,12 +70,14 @@ _JOB_CAUSES: Final = typing.get_args(JobCauseKind)
 _COST_FRESH_NS: Final = 60_000_000_000  # of what the agent costs, which is looked at now and then
 _APP_FIGURES: Final = ("p50", "p90", "p99", "max")
 # What has a row in the model, by its labels, the longest first; and how many values each other label can have there.
-_ROWS: Final = {APP: 2 * PATHS, PATH: PATHS, MEMBER: GROUPS * MEMBERS, PORT: PORTS, LINK: INTERFACES, JOB: JOBS}
+_ROWS: Final = {APP: 2 * PATHS, PATH: PATHS, MEMBER: GROUPS * MEMBERS, PORT: PORTS, GPU: GPUS, LINK: INTERFACES, JOB: JOBS}
 _VALUES: Final = {
     **{"direction": 2, "outcome": 2, "fate": 3, "priority": 1 + 8, "cause": len(CAUSES), "what": len(EVENTS)},
     "event": len(PORT_EVENTS),
     "verdict": len(_JOB_VERDICTS),
     "reason": len(_JOB_CAUSES),
+    "clock_reason": len(GPU_REASONS),
+    "kind": 2,
     "state": 1 + len(_STEERING_STATES),  # a word that is not known comes besides
     "figure": max(len(_APP_FIGURES), *(len(each.exported) for each in MEASURES)),
 }
@@ -273,6 +278,25 @@ def _job(out: Exposition, labels: Labels, job: Job) -> None:
         out.add("swerve_job_step_slowdown_ratio", labels, job.why.step.slowdown)
 
 
+def _gpu(out: Exposition, labels: Labels, gpu: Gpu) -> None:
+    out.add("swerve_gpu_up", labels, float(gpu.state == "ok"))
+    shares = {each.reason: each.share for each in gpu.clock_reasons}
+    if gpu.readings:
+        for reason in GPU_REASONS:
+            out.add("swerve_gpu_clock_reason_ratio", (*labels, reason), shares.get(reason, 0.0))
+    for name, value, unit in (
+        ("sm_clock_hertz", gpu.sm_mhz, 1e6),
+        ("sm_clock_max_hertz", gpu.sm_max_mhz, 1e6),
+        ("busy_ratio", gpu.busy, 1),
+        ("power_watts", gpu.power_w, 1),
+        ("temperature_celsius", gpu.temperature_c, 1),
+        ("pcie_lanes", gpu.pcie_width, 1),
+        ("nvlinks_active", sum(each.active for each in gpu.links) if gpu.links else None, 1),
+    ):
+        if value is not None:
+            out.add(f"swerve_gpu_{name}", labels, value * unit)
+
+
 # What is given of the newest signal of a kind while it stands.
 _GAUGES: Final[dict[Any, Callable[[Exposition, Labels, Any], None]]] = {
     PathDelay: _delay,
@@ -288,4 +312,5 @@ _GAUGES: Final[dict[Any, Callable[[Exposition, Labels, Any], None]]] = {
     RdmaSuspects: _suspects,
     RdmaPort: _port,
     Job: _job,
+    Gpu: _gpu,
 }

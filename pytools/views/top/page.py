@@ -180,7 +180,7 @@ def _heading(field: Field[Any], look: Look, glyphs: Glyphs) -> Cell:
 
 
 def _notes(row: Any, known: Known, look: Look, around: Around, width: int) -> list[Text]:
-    """Below the list of paths: why the selected one is as it is; then TCP, links, RDMA, clocks, acts."""
+    """Below the list of paths: why the selected one is as it is; then TCP, links, RDMA, GPUs, clocks, acts."""
     if look.panel != "paths":
         said = network_panel.rdma(known.model, around.now_ns) if look.panel == "links" else None
         return [said.append("  (3 again)", "dim")] if said is not None else []
@@ -190,8 +190,8 @@ def _notes(row: Any, known: Known, look: Look, around: Around, width: int) -> li
         text = Text(f"{row.name}: ", style="bold").append(why, "not bold")
         found.extend(_two_lines(text, width))
     model, now = known.model, around.now_ns
-    about = (network_panel.tcp(model, now), network_panel.links(model, now), network_panel.rdma(model, now))
-    found += [each for each in (*about, clock_panel.summary(model, now)) if each is not None]
+    about = (network_panel.tcp, network_panel.links, network_panel.rdma, network_panel.gpus, clock_panel.summary)
+    found += [said for each in about if (said := each(model, now)) is not None]
     acts = [event for event in reversed(known.events) if event.kind == "act"][:_ACTS]
     if acts:
         found.append(Text("last acts", style="bold"))

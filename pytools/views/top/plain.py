@@ -52,7 +52,7 @@ def report(known: Known, look: Look, around: Around, glyphs: Glyphs) -> Renderab
     parts.append(Text(f"figures over the last {look.horizon_s} s; p99 and ±: the largest of the windows'"))
     parts.append(sheet if ordered else Text(rows.nothing))
     parts += [Text(f"{row.name}: {row.why()}") for row in ordered[:_REASONS] if row.why()]
-    about = (network_panel.tcp, network_panel.links, network_panel.rdma, clock_panel.summary)
+    about = (network_panel.tcp, network_panel.links, network_panel.rdma, network_panel.gpus, clock_panel.summary)
     parts += [said for each in about if (said := each(model, now)) is not None]
     if model.of(Clock):
         listing = clock_tables.of_hosts(now)

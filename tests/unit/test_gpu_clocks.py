@@ -1,0 +1,235 @@
+"""Timers of GPUs: the fit against known offsets, the child on a libcuda.so.1 of our own, and children that fail."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import native_build
+import numpy as np
+import pytest
+import support
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytools.errors import CapabilityError
+from pytools.estimators.clocks import EdgeFit
+from pytools.estimators.gpu_clocks import Pings, between, fastest, fit_pings
+from pytools.signals import GpuClock
+from pytools.sources.gpu import clock_command, clocks, cuda
+from pytools.sources.gpu.clocks import GpuClocks
+
+HOUR = 3600 * 10**9
+
+
+# ---- the fit ----
+
+
+def bursts(seed: int, offset_ns: int, drift_ppb: float, seconds: float, forward_ns: float = 720) -> list[Pings]:
+    """Pings as an H200 answers them: the GPU looks every 700 ns, its timer steps by 32 ns, both ways jitter."""
+    random = np.random.default_rng(seed)
+    found = []
+    for begin_ns in np.arange(0, seconds * 1e9, 1e8):
+        before = int(begin_ns) + np.arange(64) * 2500
+        forward = forward_ns + random.exponential(30, 64) + random.uniform(0, 700, 64)
+        back = 720 + random.exponential(60, 64)
+        seen = before + forward
+        stamps = (seen + offset_ns % 32 + seen * drift_ppb * 1e-9).astype(np.int64) // 32 * 32 + offset_ns // 32 * 32
+        found.append(np.column_stack([before, stamps, (seen + back).astype(np.int64)]).astype(np.int64))
+    return found
+
+
+@given(
+    st.integers(0, 2**32), st.integers(-(2**60), 2**60), st.floats(-50_000, 50_000), st.floats(650, 790)
+)  # directions that differ by up to a tenth of the round trip
+def test_the_bound_covers_the_truth(seed: int, offset_ns: int, drift_ppb: float, forward_ns: float) -> None:
+    pings = np.concatenate([fastest(each) for each in bursts(seed, offset_ns, drift_ppb, 4.0, forward_ns)])
+    fit = fit_pings(pings, None)
+    assert fit is not None
+    error = fit.offset_ns - (offset_ns + round(fit.epoch_ns * drift_ppb * 1e-9))
+    assert abs(error) <= fit.bound_ns < 250
+    assert fit.hard_low_ns <= fit.offset_ns - error <= fit.hard_high_ns
+    assert abs(fit.drift_ppb - drift_ppb) <= 4.5 * fit.drift_sigma_ppb + 40
+
+
+def test_the_fastest_pings_of_a_burst_stay_in_order() -> None:
+    burst = np.array([[10 * i, 0, 10 * i + trip] for i, trip in enumerate([9, 3, 8, 1, 7, 2, 6, 4, 5, 10])], np.int64)
+    assert fastest(burst)[:, 0].tolist() == [10, 20, 30, 40, 50, 60, 70, 80]
+    assert len(fastest(burst[:7])) == 0  # an interrupted burst
+
+
+def test_symmetric_pings_give_the_difference_to_the_nanosecond() -> None:
+    at = 1_795_728_870_893_896_165 + np.arange(64) * 2001
+    pings = np.column_stack([at, at + 576 - 2_288, at + 1152]).astype(np.int64)
+    pings[10:20, 1:] += [100, 200]  # they waited on the way back
+    pings[30, 1] += 40
+    assert between(pings, 128) == (int(at[0]), pytest.approx(-2_288 + 40 / 54), 1152)
+
+
+def test_without_pings_there_is_no_line() -> None:
+    assert fit_pings(np.empty((0, 3), np.int64), None) is None
+    assert fit_pings(np.array([[0, 5, 10]], np.int64), None) is None
+
+
+def test_a_timer_that_is_stepped_is_seen_and_the_new_line_fits() -> None:
+    before = [fastest(each) for each in bursts(1, 10**15, 4000, 4.0)]
+    after = [fastest(each) for each in bursts(2, 10**15 + 50_000, 4000, 8.0)][40:]
+    prior: EdgeFit | None = fit_pings(np.concatenate(before), None)
+    fit = fit_pings(np.concatenate([*before[20:], *after[:20]]), prior)
+    assert fit is not None and fit.stepped
+    fit = fit_pings(np.concatenate(after), fit)
+    assert fit is not None and not fit.stepped
+    assert abs(fit.offset_ns - (10**15 + 50_000 + round(fit.epoch_ns * 4e-6))) <= fit.bound_ns
+
+
+# ---- the child ----
+
+
+@functools.cache
+def library() -> Path:
+    """The directory with the stand-in."""
+    where = native_build.directory() / "cuda"
+    where.mkdir()
+    native_build.cc("-shared", "-fPIC", native_build.NATIVE / "fake_cuda.c", "-o", where / cuda.LIBRARY, "-lpthread")
+    return where
+
+
+class Heard:
+    """The clocks, ticked as the agent ticks them."""
+
+    def __init__(self, *command: str) -> None:
+        self.signals: dict[str, GpuClock] = {}
+        more = {"command": command} if command else {}
+        self.clocks = GpuClocks("h1", lambda signal: self.signals.__setitem__(signal.uuid, signal), 20, **more)
+
+    def turn(self) -> bool:
+        self.clocks.tick(time.monotonic_ns())
+        return True
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> int:
+    """Children find the stand-in; returns the time at which both clocks agree."""
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(library()))
+    epoch_ns = time.monotonic_ns()
+    monkeypatch.setenv("FAKE_EPOCH_NS", str(epoch_ns))
+    return epoch_ns
+
+
+@pytest.fixture
+def closing() -> Iterator[list[Heard]]:
+    made: list[Heard] = []
+    yield made
+    for each in made:
+        each.clocks.close()
+
+
+def test_the_child_reads_the_timers_of_all_gpus(fake: int, closing: list[Heard]) -> None:
+    heard = Heard()
+    closing.append(heard)
+    support.wait_until(
+        lambda: heard.turn() and len(heard.signals) == 2 and all(each.pings > 100 for each in heard.signals.values()),
+        60,
+        "both timers are related",
+    )
+    for number, uuid in enumerate(sorted(heard.signals)):
+        found = heard.signals[uuid]
+        assert uuid == f"GPU-{number:08x}-0000-0000-0000-000000000000"
+        truth = (number + 1) * HOUR + (found.epoch_ns - fake) * 5 // 1_000_000
+        assert abs(found.offset_ns - truth) <= found.hard_bound_ns
+        assert found.state == "synchronised"
+
+
+def test_the_child_ends_with_whoever_started_it(fake: int, closing: list[Heard]) -> None:
+    heard = Heard()
+    closing.append(heard)
+    support.wait_until(lambda: heard.turn() and heard.signals, 60, "a timer is related")
+    child = heard.clocks._child
+    assert child is not None and child.stdin is not None
+    child.stdin.close()  # as when the agent is killed
+    assert child.wait(30) == 0
+
+
+@pytest.mark.parametrize(
+    ("function", "problem"),
+    [
+        ("cuInit", "CUDA does not start: cuInit: unknown error (999); `nvidia-smi` shows whether the driver works"),
+        ("cuCtxCreate_v2", "cuCtxCreate_v2: unknown error (999)"),
+        ("cuLaunchKernel", "cuLaunchKernel: unknown error (999)"),
+    ],
+)
+def test_a_driver_that_fails_is_named(
+    fake: int, closing: list[Heard], monkeypatch: pytest.MonkeyPatch, function: str, problem: str
+) -> None:
+    monkeypatch.setenv("FAKE_CUDA_FAILS", function)
+    heard = Heard()
+    closing.append(heard)
+    support.wait_until(lambda: heard.turn() and heard.clocks.problem, 60, "the failure is named")
+    assert (heard.clocks.problem, heard.signals, heard.clocks._child) == (problem, {}, None)
+
+
+def test_a_driver_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda, "LIBRARY", "libcuda-that-is-not-there.so.1")
+    with pytest.raises(CapabilityError, match="install the NVIDIA driver"):
+        cuda.Driver()
+
+
+def test_a_child_that_says_nothing_is_ended(closing: list[Heard], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clocks, "_SILENT_NS", 200_000_000)
+    heard = Heard(sys.executable, "-c", "import time; time.sleep(600)")
+    closing.append(heard)
+    heard.turn()
+    child = heard.clocks._child
+    assert child is not None
+    support.wait_until(lambda: heard.turn() and heard.clocks.problem, 60, "its silence is said")
+    assert heard.clocks.problem.startswith("CUDA has not answered for ")
+    support.wait_until(lambda: child.poll() is not None, 30, "the child has ended")
+
+
+def test_a_line_ages_when_no_pings_come(closing: list[Heard]) -> None:
+    script = (
+        "import os, sys, time, numpy as np\n"
+        "from pytools.sources.gpu.pings import HEADER\n"
+        "out = sys.stdout.buffer; out.write(b'[\"GPU-x\"]\\n')\n"
+        "for _ in range(30):\n"
+        "    at = time.monotonic_ns() + np.arange(8) * 2000\n"
+        "    rows = np.column_stack([at, at + 1000, at + 2000]).astype(np.int64)\n"
+        "    out.write(HEADER.pack(0, 8) + rows.tobytes()); out.flush(); time.sleep(0.01)\n"
+        "time.sleep(600)\n"
+    )
+    heard = Heard(sys.executable, "-c", script)
+    closing.append(heard)
+    support.wait_until(lambda: heard.turn() and heard.signals, 60, "a line is fitted")
+    assert heard.signals["GPU-x"].state == "synchronised"
+    support.wait_until(
+        lambda: heard.turn() and heard.signals["GPU-x"].state == "holdover", 60, "the line is called holdover"
+    )
+
+
+def test_the_command_prints_a_line_for_each_gpu(fake: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert clock_command.run(1.0, 1, False) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in lines] == [f"GPU-{n:08x}-0000-0000-0000-000000000000" for n in (0, 1)]
+    assert all("CLOCK_MONOTONIC" in line and "pings" in line for line in lines)
+
+
+def test_the_command_says_why_there_is_nothing(fake: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_CUDA_FAILS", "cuInit")
+    with pytest.raises(CapabilityError, match="CUDA does not start"):
+        clock_command.run(1.0, 1, True)
+
+
+def test_the_environment_of_a_job_hides_no_gpu(
+    fake: int, closing: list[Heard], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    script = "import json, os; print(json.dumps([os.environ.get('CUDA_VISIBLE_DEVICES', 'all')]), flush=True)"
+    heard = Heard(sys.executable, "-c", script)
+    closing.append(heard)
+    support.wait_until(lambda: heard.turn() and heard.clocks._timers, 60, "the child has answered")
+    assert [each.uuid for each in heard.clocks._timers] == ["all"]
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "1"
