@@ -55,7 +55,18 @@ class Model:
         self.paused = 0  # times that none could be accepted for want of a descriptor
         # Signals for which there was no room, by kind; and round trips below zero.
         self.left_out = Counter(
-            path=0, way=0, app=0, interface=0, group=0, queue_pair=0, port=0, gpu=0, namespace=0, job=0, name=0, round_trip=0
+            path=0,
+            way=0,
+            app=0,
+            interface=0,
+            group=0,
+            queue_pair=0,
+            port=0,
+            gpu=0,
+            namespace=0,
+            job=0,
+            name=0,
+            round_trip=0,
         )
         self.of_host = host_row(self.left_out)
         self.tables = {

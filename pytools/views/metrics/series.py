@@ -70,7 +70,15 @@ _JOB_CAUSES: Final = typing.get_args(JobCauseKind)
 _COST_FRESH_NS: Final = 60_000_000_000  # of what the agent costs, which is looked at now and then
 _APP_FIGURES: Final = ("p50", "p90", "p99", "max")
 # What has a row in the model, by its labels, the longest first; and how many values each other label can have there.
-_ROWS: Final = {APP: 2 * PATHS, PATH: PATHS, MEMBER: GROUPS * MEMBERS, PORT: PORTS, GPU: GPUS, LINK: INTERFACES, JOB: JOBS}
+_ROWS: Final = {
+    APP: 2 * PATHS,
+    PATH: PATHS,
+    MEMBER: GROUPS * MEMBERS,
+    PORT: PORTS,
+    GPU: GPUS,
+    LINK: INTERFACES,
+    JOB: JOBS,
+}
 _VALUES: Final = {
     **{"direction": 2, "outcome": 2, "fate": 3, "priority": 1 + 8, "cause": len(CAUSES), "what": len(EVENTS)},
     "event": len(PORT_EVENTS),
