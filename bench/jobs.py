@@ -192,7 +192,8 @@ def in_lab(trials: int, plant: Callable[[Lab, job_kit.LockStep, int], Any], kind
     found = []
     with Lab.up(f"jobs{os.getpid() % 1000}", hosts=2, rails=2, queue_bytes=1_000_000) as lab:
         near = lab.hosts[0]
-        lab.start(near, [*support.SWERVE, "agent", "-n", near.netns])
+        for each in lab.hosts:  # the second answers probes
+            lab.start(each, [*support.SWERVE, "agent", "-n", each.netns])
         ports = job_kit.ports_that_hash_to(lab, {"rail1": 8, "rail2": 8})
         with contextlib.closing(job_kit.LockStep(lab, ports)) as job:
             support.wait_until(lambda: not support.run([*support.SWERVE, "jobs", "-n", near.netns, "-j"],

@@ -31,7 +31,8 @@ def names(kind: str, **fields: Any) -> Any:
 @contextlib.contextmanager
 def job(lab: Lab, placed: dict[str, int]) -> Any:
     near = lab.hosts[0]
-    lab.start(near, [*support.SWERVE, "agent", "-n", near.netns])
+    for each in lab.hosts:  # the second answers probes
+        lab.start(each, [*support.SWERVE, "agent", "-n", each.netns])
     with contextlib.closing(LockStep(lab, job_kit.ports_that_hash_to(lab, placed))) as ranks:
         support.wait_until(
             lambda: support.run([*support.SWERVE, "jobs", "-n", near.netns, "-j"], check=False).stdout, 60, "a job"

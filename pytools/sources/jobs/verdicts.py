@@ -153,6 +153,8 @@ class Verdicts:
         if unknown:
             return f"traffic by {', '.join(sorted(set(unknown))[:4])} is on no measured path"
         silent = [each.name for each in active if each.path is not None and self._delays.of(each.path, now_ns) is None]
+        if not silent and all(each.silent for each in used if each.path is not None):
+            return "no probe of any of its paths is answered"
         return f"no recent probes of {', '.join(silent[:4])}" if silent else ""
 
     def forget(self) -> None:
