@@ -19,6 +19,7 @@ from pytools.signals import (
     Collocation,
     Gpu,
     GpuClock,
+    HoldState,
     Job,
     Link,
     LinkEvent,
@@ -149,7 +150,7 @@ VIEWS: Final[Mapping[str, View]] = {
     ),
     "top": _Top(
         (
-            *(PathDelay, TcpPath, NexthopGroup, PathState, Act, Self, Clock, AppDelay),
+            *(PathDelay, TcpPath, NexthopGroup, PathState, HoldState, Act, Self, Clock, AppDelay),
             *(LinkEvent, RdmaQueuePair, RdmaSuspects, PathWay, Gpu),
         ),
         (PathDelay, Self),

@@ -24,6 +24,7 @@ from pytools.signals import (
     Gpu,
     GpuClock,
     GroupMember,
+    HoldState,
     Job,
     Link,
     LinkEvent,
@@ -108,6 +109,7 @@ KEPT: Final[dict[type, Kept]] = {
     ),
     PathLiveness: Kept(_of_path),
     PathState: Kept(_of_path, silent_ns=3 * _SECOND_NS),  # a controller repeats every state once a second
+    HoldState: Kept(_of_path, silent_ns=3 * _SECOND_NS, forgotten_ns=FORGOTTEN_NS),
     PathMtu: Kept(_of_path, forgotten_ns=FORGOTTEN_NS),
     PathEcn: Kept(_of_path, forgotten_ns=FORGOTTEN_NS),
     PathWay: Kept(lambda row: (row.path, row.way), _WAYS_NS, _WAYS_NS),

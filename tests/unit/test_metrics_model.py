@@ -382,6 +382,7 @@ def flood() -> Iterable[AnySignal]:
         yield samples.path_ecn(path=path)
         yield samples.tcp_path(path=path)
         yield replace(samples.path_state(), path=path)
+        yield samples.hold_state(path=path)
         for protocol in ("tcp", "udp"):
             yield samples.app_delay(path=path, protocol=protocol)
         yield samples.link(interface=f"if{number}", pauses=[Pause(each, 1, 1, 1, 1) for each in (None, *range(8))])
@@ -411,10 +412,10 @@ def test_the_number_of_series_has_a_limit_and_what_is_left_out_is_counted() -> N
         ends = {f"{name}{end}" for end in (("_bucket", "_count", "_sum") if family.kind == "histogram" else ("",))}
         assert sum(each in ends for each, _ in found) <= most(family), name
     left = {kind: value(found, "swerve_metrics_left_out_total", kind=kind) for kind in ("path", "interface", "port")}
-    # Of each path come seven signals, of each interface and port one. Of one_of_each: eight of a path, its probes too,
+    # Of each path come eight signals, of each interface and port one. Of one_of_each: nine of a path, its probes too,
     # rail1 and its event, and a port, for which there is no room either.
     assert left == {
-        "path": 7 * (MANY - PATHS) + 8,
+        "path": 8 * (MANY - PATHS) + 9,
         "interface": MANY - INTERFACES + 2,
         "port": MANY - PORTS + 1,
     }
@@ -620,3 +621,27 @@ def test_no_total_ever_goes_back(script: list[AnySignal | str]) -> None:
             if name.endswith(("_total", "_bucket", "_count", "_sum")):
                 assert now[name, labels] >= old, name
         before = now
+
+
+def test_holds_count_on_when_they_begin_anew_and_their_gauges_end_with_the_controller() -> None:
+    model = known(samples.hold_state(), samples.hold_state(at_ns=AT_NS + MS, held_packets=10, samples=3))
+    found = series(model, AT_NS + MS)
+    own = frozenset(PATH.items())
+    assert found["swerve_path_held_packets_total", own] == 900 + 10
+    assert found["swerve_path_held_bytes_total", own] == 1_300_000
+    assert found["swerve_path_held_seconds_total", own] == 0.24
+    assert found["swerve_path_hold_samples_total", own] == 410 + 3
+    assert found["swerve_path_hold_samples_above_total", own] == 60
+    assert found["swerve_path_hold_armed", own] == 1
+    assert found["swerve_path_hold_queueing_seconds", own] == 0.0014
+    assert found["swerve_path_hold_threshold_seconds", own] == 0.001
+    assert found["swerve_path_hold_rate_bytes_per_second", own] == 40_000_000
+    model.take([samples.hold_state(at_ns=AT_NS + 2 * MS, why_not="no fq", queueing_ns=None, rate_bytes_per_s=None)])
+    later = series(model, AT_NS + 2 * MS)
+    assert later["swerve_path_hold_armed", own] == 0
+    assert {name for name, labels in later if labels == own and name.startswith("swerve_path_hold_")} == {
+        *("swerve_path_hold_armed", "swerve_path_hold_threshold_seconds"),
+        *("swerve_path_hold_samples_total", "swerve_path_hold_samples_above_total"),
+    }
+    gone = series(model, AT_NS + 2 * MS + FRESH_NS + 1)
+    assert ("swerve_path_hold_armed", own) not in gone and ("swerve_path_held_packets_total", own) in gone

@@ -26,7 +26,7 @@ from pytools.views.report import matrix
 from pytools.views.report.gather import ACTS, PATHS, Gathering
 from pytools.views.report.markup import Markup, element, text
 from pytools.views.report.page import page
-from pytools.views.report.records import Report, Told
+from pytools.views.report.records import Held, Report, Told
 
 SECOND = 1_000_000_000
 HOSTILE = "<script>alert(1)</script>\"'&\x00\u202e</td></svg></title>"
@@ -401,3 +401,17 @@ def test_the_page_is_the_same_for_the_same_signals() -> None:
     world = World(seconds=30)
     one, other = (page(report(world.signals("h1"))) for _ in range(2))
     assert one == other
+
+
+def test_what_was_held_is_counted_over_the_time_of_the_report() -> None:
+    def told(second: int, **counts: int) -> AnySignal:
+        at = {"at_ns": second * samples.SECOND_NS, "unix_ns": (1 + second) * samples.SECOND_NS}
+        return samples.hold_state(**(at | counts))
+
+    before = told(1, held_packets=900, held_bytes=1_000_000, waited_ns=5, samples=50, samples_above=40)
+    on = told(2, held_packets=910, held_bytes=1_400_000, waited_ns=7, samples=55, samples_above=44)
+    anew = told(3, held_packets=3, held_bytes=600_000, waited_ns=1, samples=2, samples_above=1)
+    (story,) = report([before, on, anew]).paths
+    assert story.held == Held(packets=13, bytes=1_000_000, waited_ns=3, samples=7, above=5)
+    (never,) = report([samples.path_delay(1)]).paths
+    assert never.held is None

@@ -14,7 +14,7 @@ from top_kit import NOW_NS, around, known, story
 
 from pytools.errors import UsageError
 from pytools.figures import FOLLOWED, ONE_WAY, Figure
-from pytools.signals import PathState, Underlay
+from pytools.signals import AnySignal, PathState, Underlay
 from pytools.units import UNKNOWN
 from pytools.views.actions import Mode
 from pytools.views.top import lists, paths, plain
@@ -390,3 +390,20 @@ def test_the_published_columns_are_those_of_the_view() -> None:
     for field in [*paths.fields(UNICODE), *(field for fields in listed for field in fields)]:
         assert field.meaning
         assert re.search(rf"^    {re.escape(field.heading)} +{re.escape(field.meaning)}$", made, re.MULTILINE)
+
+
+def test_a_hold_is_shown_with_what_it_did_and_why_there_is_none() -> None:
+    def detail(*signals: AnySignal, at: Around | None = None) -> str:
+        return " ".join(text(frame(known(samples.path_delay(1), *signals), at=at, page="detail")))
+
+    held = samples.hold_state()
+    assert cells(known(samples.path_delay(1), held))["reason"] == "held to 320.0 Mbit/s"
+    found = detail(held)
+    assert "held above 1.00 ms of queueing, for at most 20.00 ms: now 1.40 ms, 320.0 Mbit/s leave [short" in found
+    assert "in 900 packets, 240 ms in all; 60 of 410 samples above" in found
+    refused = samples.hold_state(armed=False, why_not="packets wait in htb there", rate_bytes_per_s=None)
+    assert "not held: packets wait in htb there" in detail(refused)
+    assert "held to" not in cells(known(samples.path_delay(1), refused))["reason"]
+    assert "not held: no controller for 9.00 s" in detail(held, at=around(AT_NS + 9 * SECOND_NS))
+    assert "not held: the hold has ended" in detail(samples.hold_state(armed=False))
+    assert "held" not in detail()

@@ -18,6 +18,7 @@ from pytools.signals import (
     Act,
     AppDelay,
     Gpu,
+    HoldState,
     Job,
     Link,
     LinkEvent,
@@ -61,7 +62,7 @@ QUEUEING: Final = tuple(("swerve_path_queueing_delay_seconds", each) for each in
 TIME_TO_ACT: Final = ("swerve_time_to_act_seconds",)
 _ANSWERED, _LOST = (("swerve_path_probes_total", each) for each in ("answered", "lost"))
 _ACTS: Final = (
-    *((each, how) for each in ("overlay", "pin", "label", "notify")
+    *((each, how) for each in ("overlay", "pin", "label", "hold", "notify")
       for how in ("dry_run", "applied", "failed", "undone")),
     *((each, how) for each in ("alert", "operator") for how in ("alert", "alert_over")),
 )  # fmt: skip
@@ -100,6 +101,13 @@ _OF_NAMESPACE: Final[Counts] = {
 _OF_MARKS: Final[Counts] = {
     ("swerve_path_markable_packets_total",): "total_packets",
     ("swerve_path_marked_packets_total",): "total_ce_packets",
+}
+_OF_HOLD: Final[Counts] = {
+    ("swerve_path_held_packets_total",): "held_packets",
+    ("swerve_path_held_bytes_total",): "held_bytes",
+    ("swerve_path_held_seconds_total",): "waited_ns",
+    ("swerve_path_hold_samples_total",): "samples",
+    ("swerve_path_hold_samples_above_total",): "samples_above",
 }
 _OF_APP: Final[Counts] = {("swerve_app_samples_total", each): each for each in ("joined", "ambiguous", "unmatched")}
 _OF_PORT: Final[Counts] = {("swerve_rdma_port_events_total", each): each for each in PORT_EVENTS}
@@ -311,6 +319,7 @@ SUBJECTS: Final[dict[type, Subject]] = {
     PathMtu: Subject("path", _of_path),
     PathEcn: Subject("path", _of_path, _reading(_OF_MARKS, of_agent=True)),
     PathState: Subject("path", _of_path),
+    HoldState: Subject("path", _of_path, _reading(_OF_HOLD, of_agent=False)),
     PathWay: Subject("path", _of_path, _way),
     TcpPath: Subject("path", _of_tcp, _growing(_OF_TCP_PATH)),
     AppDelay: Subject("app", _of_app, _growing(_OF_APP)),

@@ -165,6 +165,15 @@ FAMILIES: Final[dict[str, Family]] = {
     "swerve_steering_up": Family("gauge", (), "1 while a controller speaks; absent where none ever has."),
     "swerve_path_steering_state": Family("gauge", (*PATH, "state"), "1 for the controller's state of the path."),
     "swerve_path_steering_weight": Family("gauge", (*PATH, "figure"), "Weights: wanted, and in the kernel."),
+    "swerve_path_hold_armed": Family("gauge", PATH, "1: packets may be held here for this path; 0: not now."),
+    "swerve_path_hold_queueing_seconds": Family("gauge", PATH, "Its newest queueing, by which packets are held."),
+    "swerve_path_hold_threshold_seconds": Family("gauge", PATH, "The queueing above which they are."),
+    "swerve_path_hold_rate_bytes_per_second": Family("gauge", PATH, "What leaves at most; absent if all does."),
+    "swerve_path_held_packets_total": Family("counter", PATH, "Packets that were held."),
+    "swerve_path_held_bytes_total": Family("counter", PATH, "Their bytes, with headers."),
+    "swerve_path_held_seconds_total": Family("counter", PATH, "The sum of the times that their buffers were held for."),
+    "swerve_path_hold_samples_total": Family("counter", PATH, "Samples of the queueing that were looked at."),
+    "swerve_path_hold_samples_above_total": Family("counter", PATH, "Of these, above the threshold."),
     "swerve_acts_total": Family(
         "counter", ("actuator", "outcome"), "Acts and alerts; without --apply, acts that would have been made."
     ),

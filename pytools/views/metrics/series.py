@@ -22,6 +22,7 @@ from pytools.signals import (
     ClockState,
     Delay,
     Gpu,
+    HoldState,
     Job,
     JobCauseKind,
     JobVerdictWord,
@@ -191,6 +192,13 @@ def _state(out: Exposition, labels: Labels, state: PathState) -> None:
     out.add("swerve_path_steering_weight", (*labels, "actual"), state.weight_actual)
 
 
+def _hold(out: Exposition, labels: Labels, hold: HoldState) -> None:
+    out.add("swerve_path_hold_armed", labels, float(hold.armed and not hold.why_not))
+    out.ns("swerve_path_hold_queueing_seconds", labels, hold.queueing_ns)
+    out.ns("swerve_path_hold_threshold_seconds", labels, hold.threshold_ns)
+    out.add("swerve_path_hold_rate_bytes_per_second", labels, hold.rate_bytes_per_s)
+
+
 def _ways(out: Exposition, labels: Labels, ways: Ways) -> None:
     states = Counter(way.state for way in ways.by_number.values())
     for state in _WAY_STATES:
@@ -311,6 +319,7 @@ _GAUGES: Final[dict[Any, Callable[[Exposition, Labels, Any], None]]] = {
     PathLiveness: _liveness,
     PathMtu: _mtu,
     PathState: _state,
+    HoldState: _hold,
     PathWay: _ways,
     AppDelay: _app,
     TcpHost: _tcp,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import astuple
+from operator import add
 from typing import Final
 
 import msgspec
@@ -10,6 +12,7 @@ import msgspec
 from pytools.figures import FOLLOWED, Figure, supports_one_way
 from pytools.signals import (
     Clock,
+    HoldState,
     Job,
     JobCause,
     NexthopGroup,
@@ -26,6 +29,7 @@ from pytools.views.model import is_shown
 from pytools.views.report.records import (
     ClockStory,
     Direction,
+    Held,
     HostStory,
     JobStory,
     PathStory,
@@ -49,11 +53,13 @@ class HeardPath:
         self._clocks: dict[str, int] = {}
         self._states, self._resent = Runs(SILENCE_NS), Sums()
         self._last: PathDelay | None = None
-        self._any: PathDelay | PathState | TcpPath | None = None
+        self._any: PathDelay | PathState | HoldState | TcpPath | None = None
+        self._hold: Held | None = None
+        self._held = Held()
         self._tcp_ns = self._windows = self._lost = self._settled = self._segments_out = 0
         self.late = 0
 
-    def take(self, signal: PathDelay | PathState | TcpPath) -> None:
+    def take(self, signal: PathDelay | PathState | HoldState | TcpPath) -> None:
         """One more word of it."""
         self._any = signal
         match signal:
@@ -62,6 +68,8 @@ class HeardPath:
             case PathState():
                 note = f"{signal.reason} [{signal.under}]" if signal.under else signal.reason
                 self._states.add(signal.unix_ns, signal.state, note)
+            case HoldState():
+                self._holding(signal)
             case TcpPath():
                 self._tcp(signal)
 
@@ -82,6 +90,13 @@ class HeardPath:
                     spread.add(known, bound)
                 if spreads is self._forward:
                     self._lines[figure].add(new.unix_ns, known, bound)
+
+    def _holding(self, new: HoldState) -> None:
+        """Counters began with the hold: of one that was there before this time only what came since counts."""
+        now = Held(new.held_packets, new.held_bytes, new.waited_ns, new.samples, new.samples_above)
+        if self._hold is not None:
+            self._held = Held(*map(add, astuple(self._held), astuple(now.grown(self._hold))))
+        self._hold = now
 
     def _tcp(self, new: TcpPath) -> None:
         if new.unix_ns <= self._tcp_ns:
@@ -110,6 +125,7 @@ class HeardPath:
             (),
             self._resent.bars(slots),
             self._segments_out,
+            None if self._hold is None else self._held,
         )
 
 

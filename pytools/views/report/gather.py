@@ -18,6 +18,7 @@ from pytools.signals import (
     Act,
     AnySignal,
     Clock,
+    HoldState,
     Job,
     LinkEvent,
     NexthopGroup,
@@ -103,7 +104,7 @@ def _inside(address: str, prefix: str) -> bool:
 
 TYPES: Final = frozenset(
     {
-        *("path_delay", "path_state", "act", "nexthop_group", "tcp_path", "link_event"),
+        *("path_delay", "path_state", "hold_state", "act", "nexthop_group", "tcp_path", "link_event"),
         *("clock", "rdma_qp", "rdma_suspects", "rdma_sight", "self", "job"),
     }
 )
@@ -176,7 +177,7 @@ class Gathering:
     def _heard(self, signal: AnySignal) -> _Takes | None:  # noqa: PLR0911
         """What a signal is about; None where there is no room, or where the report says nothing of it."""
         match signal:
-            case PathDelay() | PathState():
+            case PathDelay() | PathState() | HoldState():
                 return self._room(self._paths, (signal.host, signal.path), PATHS, "paths", HeardPath)
             case TcpPath(path=Path() as path):
                 return self._room(self._paths, (signal.host, path), PATHS, "paths", HeardPath)

@@ -7,7 +7,7 @@ from typing import Final
 
 from pytools.figures import FOLLOWED, Measure
 from pytools.signals import Path
-from pytools.units import duration
+from pytools.units import duration, size
 from pytools.views.report import chart, format, scales, tables
 from pytools.views.report.chart import HEIGHT, Curve, Mark
 from pytools.views.report.markup import Markup, element
@@ -51,7 +51,7 @@ def drawn(report: Report, span: Span) -> Markup:
 
 
 def _table(paths: Sequence[PathStory], places: Mapping[tuple[str, Path], str]) -> Markup:
-    headings = ["path", *(figure.name for figure in FOLLOWED), "lost", "retransmitted", "last state"]
+    headings = ["path", *(figure.name for figure in FOLLOWED), "lost", "retransmitted", "held", "last state"]
     rows = []
     for story in paths:
         anchor = places.get(story.key)
@@ -63,6 +63,7 @@ def _table(paths: Sequence[PathStory], places: Mapping[tuple[str, Path], str]) -
                 *(format.delay(story.forward.figures.get(figure)) for figure in FOLLOWED),
                 format.share(story.loss),
                 f"{resent:,} of {story.segments_out:,}" if story.segments_out or resent else "no TCP",
+                _held(story),
                 story.states.runs[-1].word if story.states.runs else format.UNKNOWN,
             ]
         )
@@ -70,6 +71,11 @@ def _table(paths: Sequence[PathStory], places: Mapping[tuple[str, Path], str]) -
         "From source to destination, over the whole time; p50: median of the windows' medians; else: no larger in "
         "all windows but one in a hundred", headings, rows, left=("last state",),
     )  # fmt: skip
+
+
+def _held(story: PathStory) -> str:
+    """What waited at the source, and for how long in all."""
+    return "never" if story.held is None else f"{size(story.held.bytes)}, {duration(story.held.waited_ns)}"
 
 
 def _story(story: PathStory, span: Span, made: Mapping[int, Mark], anchor: str, opened: bool) -> Markup:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
+from operator import sub
 
 from pytools.figures import ONE_WAY, QUEUEING, Figure
 from pytools.signals import Act, Clock, Job, JobCause, LinkEvent, Path, RdmaQueuePair, RdmaSight, Suspect
@@ -50,6 +51,22 @@ class Direction:
 
 
 @dataclass(frozen=True, slots=True)
+class Held:
+    """What waited at the source because of the queue on a path, over the whole time."""
+
+    packets: int = 0
+    bytes: int = 0
+    waited_ns: int = 0  # the sum of the times that buffers were held for
+    samples: int = 0
+    above: int = 0  # of these, above the threshold
+
+    def grown(self, before: Held) -> Held:
+        """What came after an earlier reading; counters that are smaller now began anew."""
+        now, then = astuple(self), astuple(before)
+        return self if any(a < b for a, b in zip(now, then, strict=True)) else Held(*map(sub, now, then))
+
+
+@dataclass(frozen=True, slots=True)
 class PathStory:
     """What one path went through, as its source measured it."""
 
@@ -67,6 +84,7 @@ class PathStory:
     acts: tuple[int, ...]  # numbers of the acts on targets that carry it
     resent: Bars  # TCP segments retransmitted, by cause
     segments_out: int
+    held: Held | None = None  # None: no controller said that packets were held
 
     @property
     def key(self) -> tuple[str, Path]:

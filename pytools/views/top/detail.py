@@ -110,6 +110,7 @@ def _path(row: PathRow, known: Known, look: Look, around: Around, width: int, gl
             f"{units.share(row.share.wanted)} of the group's packets, {units.share(row.share.sent)} sent"
         )
         yield from wrapped(_counted(row.share), width, "  ", "dim")
+    yield from _hold(row, around, width)
     yield from _ways(row, known)
     yield Text("")
     yield from _histogram(row, look, around, width, glyphs)
@@ -124,6 +125,28 @@ def _path(row: PathRow, known: Known, look: Look, around: Around, width: int, gl
         yield from wrapped(f"{event.place}: {event.why}" if event.kind == "act" else event.why, width, " " * 15)
     if not log:
         yield Text("none", style="dim")
+
+
+def _hold(row: PathRow, around: Around, width: int) -> Iterator[Text]:
+    """What waits at this host because of the queue on the path."""
+    hold = row.hold
+    if hold is None:
+        return
+    if row.holding is None or hold.why_not:
+        gone = f"no controller for {duration(around.now_ns - hold.at_ns)}" if hold.armed else "the hold has ended"
+        why = hold.why_not or gone
+        yield from wrapped(f"packets are not held: {why}", width)
+    else:
+        most = "all leaves" if hold.rate_bytes_per_s is None else f"{units.bit_rate(8 * hold.rate_bytes_per_s)} leave"
+        yield from wrapped(
+            f"packets are held above {duration(hold.threshold_ns)} of queueing, for at most "
+            f"{duration(hold.longest_ns)}: now {duration(hold.queueing_ns)}, {most} [{hold.under}]",
+            width,
+        )
+    yield Text(
+        f"held {units.size(hold.held_bytes)} in {hold.held_packets:,} packets, {duration(hold.waited_ns)} in all; "
+        f"{hold.samples_above:,} of {hold.samples:,} samples above"
+    )
 
 
 def _ways(row: PathRow, known: Known) -> Iterator[Text]:

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from pytools import units
 from pytools.figures import ONE_WAY, QUEUEING, Figure
-from pytools.signals import AnySignal, AppDelay, Path, PathDelay, PathState
+from pytools.signals import AnySignal, AppDelay, HoldState, Path, PathDelay, PathState
 from pytools.units import UNKNOWN, duration
 from pytools.views import tables
 from pytools.views.columns import little, much, named
@@ -40,6 +40,7 @@ class PathRow:
     ring: Ring
     delay: PathDelay | None
     state: PathState | None
+    hold: HoldState | None
     share: Share | None
     app: AppDelay | None
 
@@ -58,6 +59,12 @@ class PathRow:
         """Whether nobody stands for its state any more."""
         return self.state is not None and is_silent(self.state, self.now_ns)
 
+    @property
+    def holding(self) -> HoldState | None:
+        """The hold of its packets, while there is one."""
+        stands = self.hold is not None and self.hold.armed and not is_silent(self.hold, self.now_ns)
+        return self.hold if stands else None
+
     def why(self) -> str:
         """What there is to say about it; empty when nothing is."""
         words = []
@@ -70,6 +77,8 @@ class PathRow:
                 words.append(f"no controller for {duration(self.now_ns - self.state.at_ns)}")
             if self.state.reason:
                 words.append(said(self.state.reason, self.state.under))
+        if self.holding is not None and self.holding.rate_bytes_per_s is not None:
+            words.append(f"held to {units.bit_rate(8 * self.holding.rate_bytes_per_s)}")
         return "; ".join(words)
 
 
@@ -89,8 +98,8 @@ def rows(known: Known, now_ns: int, horizon_s: int, glyphs: Glyphs) -> Rows[Path
     found = []
     for path, name in zip(paths, names, strict=True):
         ring = known.rings.get(path, nothing)
-        about = model.of(PathDelay).get(path), model.of(PathState).get(path), shares.get(path), apps.get(path)
-        found.append(PathRow(path, name, now_ns, since, ring, *about))
+        about = model.of(PathDelay).get(path), model.of(PathState).get(path), model.of(HoldState).get(path)
+        found.append(PathRow(path, name, now_ns, since, ring, *about, shares.get(path), apps.get(path)))
     return Rows(
         fields(glyphs),
         found,
@@ -104,7 +113,7 @@ def rows(known: Known, now_ns: int, horizon_s: int, glyphs: Glyphs) -> Rows[Path
 
 
 def _signals(row: PathRow) -> list[AnySignal]:
-    return [each for each in (row.delay, row.state) if each is not None]
+    return [each for each in (row.delay, row.state, row.hold) if each is not None]
 
 
 def _rank(row: PathRow) -> tuple[int, float, float, Path]:
