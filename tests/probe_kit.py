@@ -48,6 +48,7 @@ class Host:
                 assert loaded.failed == {}
                 self.program = keep(contextlib.closing(ProbeProgram(loaded, 64)))
                 self.slots, self.peers = loaded.map("probe_slots"), loaded.map("probe_peers")
+                self.settings_fd = loaded.map("probe_settings").fd
                 with Netlink() as netlink:
                     self.program.set_locals(each.address for each in netlink.addresses())
                 for hook, direction in link_observers(loaded):

@@ -1,0 +1,227 @@
+"""The agents' and controllers' part of holds, for all senders of a lab at once: one process probes and renews leases.
+
+What it loads is as shipped: probe.c on every host, steer.c on the senders. Times are CLOCK_MONOTONIC nanoseconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import resource
+import signal
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Final, Self
+
+sys.path += [str(Path(__file__).resolve().parent.parent / "tests" / each) for each in ("", "vm")]
+
+import guest
+import numpy as np
+import probe_kit
+
+from pytools import directories
+from pytools.config import AgentConfig, Probe
+from pytools.errors import SwerveError
+from pytools.kernel.bpf import loader
+from pytools.kernel.netlink.routing import Netlink
+from pytools.kernel.netns import inside
+from pytools.lab import Host, Lab
+from pytools.signals import Path as NetworkPath
+from pytools.sources import programs
+from pytools.sources.probing.measurements import Bases
+from steering.actuators.agent_paths import AgentPaths
+from steering.actuators.flow_table import PROGRAM, FlowTable
+from steering.actuators.holds import Holds
+from steering.plan import Hold, HoldLimits
+
+_PROBES: Final = programs.probes(AgentConfig("", [], Probe(port=probe_kit.PORT)))
+_LEASE_NS: Final = 1_000_000_000
+_RENEWED_NS: Final = _LEASE_NS // 5
+_SLACK_NS: Final = 100_000
+_FIRST: Final = 30  # probes, of which the shortest tell the base delays
+_APART_S: Final = 0.002
+_FILES: Final = 1 << 16
+
+
+def compiled(shared: Path) -> None:
+    """Compile out here what is loaded in the guest."""
+    (shared / guest.COMPILED).mkdir()
+    with loader.Compilation([_PROBES, PROGRAM]) as under_way:
+        for reply, descriptors in under_way.replies():
+            for fd in descriptors:
+                os.close(fd)
+            file = directories.compiled_dirs()[0] / reply["entry"]
+            (shared / guest.COMPILED / file.name).write_bytes(file.read_bytes())
+
+
+@dataclass
+class Done:
+    """What all senders did."""
+
+    packets: int = 0
+    bytes: int = 0
+    waited_ns: int = 0
+    samples: int = 0
+    above: int = 0
+    counters: Counter[str] | None = None
+
+
+class Prober:
+    """The process; as a context manager it ends with it."""
+
+    def __init__(self, lab: Lab) -> None:
+        self._pipe, far = multiprocessing.Pipe()
+        self._process = multiprocessing.get_context("fork").Process(target=_serve, args=(lab, far), daemon=True)
+        self._process.start()
+        far.close()
+        self._answer()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pipe.close()
+        self._process.join()
+
+    def hold(self, limits: HoldLimits, probed_ns: int) -> None:
+        """Have all senders hold packets; each path is probed this often."""
+        self._pipe.send((limits, probed_ns))
+        self._answer()
+
+    def release(self) -> Done:
+        """Hold nothing any more."""
+        self._pipe.send(None)
+        return self._answer()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Stop it, let it go on, or kill it, in the middle of whatever it does."""
+        assert self._process.pid is not None
+        os.kill(self._process.pid, number)
+
+    def _answer(self) -> Done:
+        try:
+            answer = self._pipe.recv()
+        except EOFError:
+            raise SwerveError("the process that probes has ended") from None
+        assert isinstance(answer, Done)
+        return answer
+
+
+class _Sender:
+    """A sender's kernel side."""
+
+    def __init__(self, host: Host, asker: Host, stack: contextlib.ExitStack) -> None:
+        self._prefix = f"{asker.service}/32"
+        (rail,) = host.interfaces
+        self.end = stack.enter_context(contextlib.closing(probe_kit.Host(host.netns, rail.name)))
+        self.end.probe(4, host.service, asker.service, rail.gateway)
+        self._path = NetworkPath(host.name, asker.name, asker.service, rail.gateway, rail.name)
+        self._host = host
+        with inside(host.netns):
+            self._table = stack.enter_context(FlowTable(loader.load([PROGRAM])))
+            netlink = stack.enter_context(Netlink())
+            paths = AgentPaths(self._table)
+            stack.callback(paths.take_back)
+            self._holds = Holds(self._table, paths, netlink)
+            lent = {"probe_settings": self.end.settings_fd, "probe_paths": self.end.program.paths_fd}
+            paths.lend({name: os.dup(fd) for name, fd in lent.items()})
+        self._there_ns = self._round_trip_ns = 0
+
+    def learn(self) -> None:
+        """Take the shortest of the probes so far for those that waited for nothing."""
+        records = self.end.program.read()
+        there = records["t2_ns"] - records["t1_ns"]
+        self._there_ns = int(there.min())
+        self._round_trip_ns = int((there + records["seen_ns"] - records["t3_ns"]).min())
+
+    def arm(self, limits: HoldLimits | None) -> None:
+        """Hold packets like this, or none."""
+        wanted = [Hold(self._path, (self._prefix,), limits, "bench")] if limits else []
+        with inside(self._host.netns):
+            refused = self._holds.arm(wanted)
+        if refused:
+            raise SwerveError(f"{self._host.name} holds nothing: {refused}")
+
+    def renew(self, until_ns: int) -> None:
+        """What an agent and a controller do five times a second."""
+        one = (np.array([each], np.int64) for each in (self._there_ns, self._round_trip_ns, 0, _SLACK_NS))
+        self.end.program.set_bases(np.array([0], np.intp), time.monotonic_ns(), until_ns, Bases(np.array([True]), *one))
+        self._holds.renew(until_ns)
+        self.end.program.read()
+
+    def did(self, done: Done) -> None:
+        """Add what it did."""
+        for each in self._holds.read(time.monotonic_ns()):
+            done.packets += each.packets
+            done.bytes += each.bytes
+            done.waited_ns += each.waited_ns
+            done.samples += each.samples
+            done.above += each.above
+        assert done.counters is not None
+        done.counters.update({name: count for name, count in self._table.counters().items() if count})
+        done.counters.update({name: count for name, count in self.end.counted().items() if name.endswith("doubted")})
+
+
+def _serve(lab: Lab, pipe: Connection) -> None:
+    probe_kit.PROGRAMS = [_PROBES]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (_FILES, _FILES))
+    os.nice(-15)  # as the agent's process that sends probes
+    try:
+        with contextlib.ExitStack() as stack:
+            asker, *others = lab.hosts
+            far = stack.enter_context(contextlib.closing(probe_kit.Host(asker.netns, asker.interfaces[0].name)))
+            far.program.set_peers({each.service: probe_kit.ESTIMATE for each in others})
+            senders = [_Sender(host, asker, stack) for host in others]
+            for _ in range(_FIRST):
+                for each in senders:
+                    each.end.send(4)
+                    time.sleep(_APART_S)
+            for each in senders:
+                each.learn()
+            pipe.send(Done())
+            while True:
+                _hold(senders, pipe, *pipe.recv())
+    except EOFError:
+        pass
+    except BaseException:
+        traceback.print_exc()
+
+
+def _hold(senders: list[_Sender], pipe: Connection, limits: HoldLimits, probed_ns: int) -> None:
+    """Hold and probe, one sender after the other, until told otherwise."""
+    for each in senders:
+        each.arm(limits)
+    renewal = _renewing(senders)
+    next(renewal)
+    pipe.send(Done())
+    due_ns, number = time.monotonic_ns(), 0
+    while not pipe.poll():
+        next(renewal)
+        senders[number % len(senders)].end.send(4)
+        number += 1
+        due_ns = max(due_ns + probed_ns // len(senders), time.monotonic_ns() - probed_ns)
+        time.sleep(max(0, due_ns - time.monotonic_ns()) / 1e9)
+    pipe.recv()
+    done = Done(counters=Counter())
+    for each in senders:
+        each.did(done)
+        each.arm(None)
+    pipe.send(done)
+
+
+def _renewing(senders: list[_Sender]) -> Iterator[None]:
+    renewed_ns = 0
+    while True:
+        now_ns = time.monotonic_ns()
+        if now_ns >= renewed_ns + _RENEWED_NS:
+            renewed_ns = now_ns
+            for each in senders:
+                each.renew(now_ns + _LEASE_NS)
+        yield

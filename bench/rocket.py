@@ -1,0 +1,246 @@
+"""Holds under incast: 16 senders answer one host at once through a shallow buffer, beside two bulk connections.
+
+    python bench/rocket.py [--rounds 10] [--cases incast_cubic incast_bbr]
+
+In a guest with Debian's own kernel (fq) whose time is counted in instructions (_counted_guest.py). The port towards the
+asking host has 100 Mbit/s and a buffer of 12 ms. Requests come by a schedule; each is complete when all senders have
+sent 32 kB. Rounds with and without holds alternate; fq is there in both. Probes, steer.c and hold_law.h are as shipped;
+one process plays the agents' and controllers' part for all senders: it sends the probes and renews the leases.
+
+p99_ratio
+    p99 of the completion of all rounds' requests without holds, over the same with them. Bar: 2.8 (CUBIC), 2 (BBR).
+drops_ratio
+    Packets lost at the port with holds over those without. Bar: 0.1.
+background_ratio
+    What the bulk connections received with holds over without. Bar: 1 / 1.05.
+utilisation_ratio
+    What the port sent in the time of the requests, with holds over without. Bar: 0.95.
+ring_ratio
+    Four all-reduces of 8 hosts in a ring (14 chunks of 32 kB each) beside four bulk connections of others to one of
+    them, together, with holds; peer: without. Bar: 0.85. Here `ratio` is what counts.
+longest_gap
+    The longest time in which a bulk connection received nothing, while the process that renews the leases is stopped
+    or killed when the first request is due: cases sigstop, sigkill; peer: without holds. The lease is 1 s.
+p50, p99, rto
+    Milliseconds, and retransmission timeouts of all senders, with holds; peer: without.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
+
+import _counted_guest
+from _common import alternating, emit, median, note
+from _rocket_holds import Prober, compiled
+from _rocket_traffic import Incast, Load, Played
+
+from pytools.kernel.netlink.routing import Netlink
+from pytools.kernel.netns import inside
+from pytools.lab import Host, Lab, wiring
+from steering.plan import HoldLimits
+
+SENDERS: Final = 16
+RATE, BUFFER_BYTES = "100mbit", 150_000
+MS: Final = 1_000_000
+LOADS: Final = {
+    f"incast_{name}": Load(reply_bytes=32_000, every_ns=100 * MS, requests=15, bulk=2, congestion=name)
+    for name in ("cubic", "bbr")
+}
+LIMITS: Final = HoldLimits(threshold_ns=2 * MS, longest_ns=50 * MS, fresh_ns=200 * MS, floor=125_000, gain=256)
+PROBED_NS: Final = 4 * MS
+RING, CHUNK_BYTES, REDUCED = 8, 32_000, 4
+_GUEST_LIMIT_S: Final = 7200.0
+
+
+@dataclass(frozen=True)
+class Round:
+    """What came of one load."""
+
+    played: Played
+    drops: int  # at the port towards the asking host
+    sent_bytes: int
+    rto: int
+
+
+def main() -> None:
+    options = _options()
+    if options.inside:
+        inner(options.rounds, options.cases, options.ring, options.deserted)
+        return
+    with tempfile.TemporaryDirectory(prefix="swerve-rocket-") as directory:
+        shared = Path(directory)
+        compiled(shared)
+        words = [sys.executable, __file__, "--inside", "--rounds", str(options.rounds), "--cases", *options.cases]
+        words += ["--ring"] if options.ring else []
+        words += ["--deserted"] if options.deserted else []
+        _counted_guest.run(words, shared, _GUEST_LIMIT_S)
+
+
+def inner(rounds: int, cases: Sequence[str], ring: bool, deserted: bool) -> None:
+    """All of it, in the guest."""
+    with Lab.up("rocket", hosts=1 + SENDERS, rails=1, rate=RATE) as lab:
+        lab.congest(1, RATE, BUFFER_BYTES, toward=1)
+        for host in lab.hosts:
+            # The port loses single packets, as a switch does: no buffer holds more than one.
+            _do(host, "ip link set dev rail1 gso_max_segs 1")
+            _do(host, "tc qdisc replace dev rail1 root fq")
+        with Prober(lab) as prober:
+            _counted_guest.settled()
+            for case in cases:
+                load = LOADS[case]
+                off = functools.partial(play, lab, load)
+                on = functools.partial(held, lab, load, prober)
+                tell(case, *alternating(rounds, off, on))
+            if ring:
+                tell_ring(*alternating(rounds, functools.partial(reduce, lab), functools.partial(reduce, lab, prober)))
+            for number in (signal.SIGSTOP, signal.SIGKILL) if deserted else ():
+                desert(lab, prober, number)
+
+
+def desert(lab: Lab, prober: Prober, number: signal.Signals) -> None:
+    """Leave the kernel alone in the middle of a load with holds."""
+    load = LOADS["incast_cubic"]
+    alone = play(lab, load)
+    prober.hold(LIMITS, PROBED_NS)
+    time.sleep(0.5)
+    found = play(lab, load, lambda: prober.signal(number))
+    if number == signal.SIGSTOP:
+        prober.signal(signal.SIGCONT)
+        note(f"held: {prober.release()}")
+    gaps = [each.played.longest_gap_ns / MS for each in (found, alone)]
+    show = functools.partial(emit, "rocket", case=number.name.lower(), n=1)
+    show("longest_gap", gaps[0], "ms", "lower", peer="off", peer_value=gaps[1])
+    show("unfinished", found.played.unfinished, "requests", "lower", peer="off", peer_value=alone.played.unfinished)
+
+
+def reduce(lab: Lab, prober: Prober | None = None) -> list[int]:
+    """Ring all-reduces of the first hosts, beside bulk connections of others to one of them."""
+    if prober is not None:
+        prober.hold(LIMITS, PROBED_NS)
+    with Incast(lab.hosts[0], lab.hosts[RING:], replace(LOADS["incast_cubic"], bulk=4)) as traffic:
+        took = traffic.all_reduce(lab.hosts[:RING], CHUNK_BYTES, REDUCED)
+    note(f"all-reduces: {[round(each / MS) for each in took]} ms")
+    if prober is not None:
+        note(f"held: {prober.release()}")
+    return took
+
+
+def tell_ring(off: Sequence[list[int]], on: Sequence[list[int]]) -> None:
+    """The time of a round's all-reduces together."""
+    totals = [median([sum(turn) / MS for turn in side]) for side in (on, off)]
+    emit("rocket", "ring_ratio", totals[0], "ms", "lower", peer="off", peer_value=totals[1], n=len(on))
+
+
+def held(lab: Lab, load: Load, prober: Prober) -> Round:
+    """A load with holds."""
+    prober.hold(LIMITS, PROBED_NS)
+    try:
+        return play(lab, load)
+    finally:
+        note(f"held: {prober.release()}")
+
+
+def play(lab: Lab, load: Load, begun: Callable[[], None] = lambda: None) -> Round:
+    """A load, and what the port and the senders counted meanwhile."""
+    asker, senders = lab.hosts[0], lab.hosts[1:]
+    index = lab.rails[0].ports[0].index
+    before: list[tuple[wiring.Shape, int]] = []
+    with Netlink(lab.rails[0].netns) as netlink, Incast(asker, senders, load) as incast:
+
+        def counts() -> tuple[wiring.Shape, int]:
+            return wiring.shapes(netlink)[index], sum(map(timeouts, senders))
+
+        ended: list[wiring.Shape] = []
+
+        def begin() -> None:
+            before.append(counts())
+            begun()
+
+        played = incast.play(begin, lambda: ended.append(wiring.shapes(netlink)[index]))
+        after, rto = counts()
+    (shape, rto_before), sent = before[0], ended[0].sent_bytes
+    found = Round(played, after.dropped_packets - shape.dropped_packets, sent - shape.sent_bytes, rto - rto_before)
+    times = [each / MS for each in played.completions_ns]
+    note(f"{load.congestion}: {[round(each) for each in times]} ms, {found.drops} drops, {found.rto} timeouts")
+    return found
+
+
+def timeouts(host: Host) -> int:
+    """TcpExtTCPTimeouts of a host."""
+    with inside(host.netns):
+        names, values = Path("/proc/thread-self/net/netstat").read_text().splitlines()[:2]
+    return dict(zip(names.split()[1:], map(int, values.split()[1:]), strict=True))["TCPTimeouts"]
+
+
+def tell(case: str, off: Sequence[Round], on: Sequence[Round]) -> None:
+    """The figures of a case."""
+    times = [[each / MS for turn in side for each in turn.played.completions_ns] for side in (on, off)]
+    show = functools.partial(emit, "rocket", case=case, n=len(on))
+    p99 = [percentile(each, 99) for each in times]
+    show("p99_ratio", p99[1] / p99[0], "ratio", "higher")
+    drops = [sum(turn.drops for turn in side) for side in (on, off)]
+    show("drops_ratio", drops[0] / max(1, drops[1]), "ratio", "lower")
+    for name, of in (("background_ratio", background), ("utilisation_ratio", utilisation)):
+        show(name, median(list(map(of, on))) / median(list(map(of, off))), "ratio", "higher")
+    show("p99", p99[0], "ms", "lower", peer="off", peer_value=p99[1])
+    show("p50", median(times[0]), "ms", "lower", peer="off", peer_value=median(times[1]))
+    worst = [[max(turn.played.completions_ns) / MS for turn in side] for side in (on, off)]
+    show("worst_of_round", median(worst[0]), "ms", "lower", peer="off", peer_value=median(worst[1]))
+    show("worst_of_round_spread", spread(worst[0]), "ms", "lower", peer="off", peer_value=spread(worst[1]))
+    rto = [float(sum(turn.rto for turn in side)) for side in (on, off)]
+    show("rto", rto[0], "timeouts", "lower", peer="off", peer_value=rto[1])
+    unfinished = [float(sum(turn.played.unfinished for turn in side)) for side in (on, off)]
+    show("unfinished", unfinished[0], "requests", "lower", peer="off", peer_value=unfinished[1])
+
+
+def background(turn: Round) -> float:
+    """Bytes a second of all bulk connections."""
+    return sum(turn.played.bulk_bytes) / turn.played.span_ns * 1e9
+
+
+def utilisation(turn: Round) -> float:
+    """Bytes a second that the port sent."""
+    return turn.sent_bytes / turn.played.span_ns * 1e9
+
+
+def percentile(values: Sequence[float], percent: int) -> float:
+    """Nearest rank: a value that was measured."""
+    return sorted(values)[max(0, -(-percent * len(values) // 100) - 1)]
+
+
+def spread(values: Sequence[float]) -> float:
+    """Between the quartiles."""
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else [0.0] * 3
+    return high - low
+
+
+def _do(host: Host, command: str) -> None:
+    with inside(host.netns):
+        subprocess.run(command.split(), check=True)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=10, help="with and without holds, each (10)")
+    parser.add_argument("--cases", nargs="+", choices=sorted(LOADS), default=sorted(LOADS))
+    parser.add_argument("--ring", action="store_true", help="also ring all-reduces")
+    parser.add_argument("--deserted", action="store_true", help="also stop, then kill, what renews the leases")
+    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
