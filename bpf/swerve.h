@@ -557,18 +557,16 @@ struct swerve_hold_limits {
 
 /* What steer/hold_law.h keeps between packets and samples, of one destination and path. User space only clears it. */
 struct swerve_hold_state {
-	u64 next_ns;	/* when the next packet may leave */
-	u64 last_ns;	/* when the last held one may */
-	u64 held_ns;	/* when a packet was held last */
-	u64 rate;	/* bytes a second; 0: as many as come */
-	u64 gap;	/* the same as ns a byte, times 2^20 */
-	u64 bytes;	/* that have come by */
-	u64 taken_ns;	/* the newest sample: when it came */
-	u64 sent_ns;	/* when its probe left */
-	u64 queue_ns;	/* what it says */
-	u64 clear;	/* samples in a row at or below the threshold, while packets were held */
-	u64 lowered_ns; /* when the rate was lowered last */
-	u64 pause_ns;	/* the last pause: its begin and its end */
+	u64 next_ns;  /* when the next packet may leave */
+	u64 last_ns;  /* when the last held one may */
+	u64 held_ns;  /* when a packet was held last */
+	u64 rate;     /* bytes a second; 0: as many as come */
+	u64 gap;      /* the same as ns a byte, times 2^20 */
+	u64 bytes;    /* that have come by */
+	u64 taken_ns; /* the newest sample: when it came */
+	u64 sent_ns;  /* when its probe left */
+	u64 queue_ns; /* what it says */
+	u64 pause_ns; /* the last pause: its begin and its end */
 	u64 pause_end_ns;
 	u64 window_ns; /* since when the own rate is measured, and from which count */
 	u64 window_bytes;

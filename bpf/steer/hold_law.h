@@ -12,19 +12,25 @@
 #define HOLD_SHIFT 20 /* of a gap: ns a byte, times 2^20 */
 #define HOLD_SECOND_NS 1000000000ULL
 #define HOLD_WINDOW_NS 1000000ULL    /* one's own rate is measured over at least this */
+#define HOLD_SPAN_NS 50000000ULL     /* samples further apart tell nothing about what grows between them */
 #define HOLD_MEMORY_NS 1000000000ULL /* a rate that has held no packet for so long is forgotten */
 #define HOLD_LEAST_RATE 1024ULL	     /* bytes a second */
 #define HOLD_MOST_RATE (1ULL << 37)
 #define HOLD_MOST_BYTES (1ULL << 33) /* counted in one window */
-#define HOLD_UNIT_RATE 125000ULL     /* a rate grows by a quarter of the root of itself times this, a sample */
-#define HOLD_PATIENCE 4		     /* samples below the threshold, before a rate grows faster */
+#define HOLD_UNIT_RATE 125000ULL     /* a rate grows by an eighth of the root of itself times this, a sample */
+#define HOLD_MOST 512		     /* of 1024: how much a rate may grow or fall by one sample */
+#define HOLD_PAUSE_ABOVE 2	     /* times the threshold: only a longer queue is also drained by a pause */
+
+/* Of 1024, how much one round of the loop corrects: of what the queue grows, of what is too much, of what it lacks. */
+#define HOLD_TREND 410
+#define HOLD_EXCESS 231
+#define HOLD_SHORTFALL 1024
 
 /* What a sample came to. */
 enum hold_result {
 	HOLD_OFF,	/* the lease has ended */
 	HOLD_STALE,	/* too old, or overtaken by a newer one */
-	HOLD_CLEAR,	/* queueing at or below the threshold */
-	HOLD_PENDING,	/* above, but what was done since the probe left answers for it */
+	HOLD_CLEAR,	/* queueing at or below the threshold, once the pauses that are made have passed */
 	HOLD_CONGESTED, /* above */
 };
 
@@ -67,7 +73,6 @@ static inline __attribute__((always_inline)) void hold_forget(struct swerve_hold
 {
 	state->rate = 0;
 	state->gap = 0;
-	state->clear = 0;
 }
 
 /* The largest rate of late at which packets left, whether they were held or not. */
@@ -87,28 +92,72 @@ static inline __attribute__((always_inline)) void hold_measure(struct swerve_hol
 	state->window_bytes = state->bytes;
 }
 
-/* How much of the last pause lies after a moment. */
-static inline __attribute__((always_inline)) u64 hold_paused_since(const struct swerve_hold_state *state, u64 since_ns)
+/* How much of the last pause lies between two moments. */
+static inline __attribute__((always_inline)) u64 hold_paused(const struct swerve_hold_state *state, u64 since_ns,
+							     u64 until_ns)
 {
-	return hold_less(state->pause_end_ns, since_ns > state->pause_ns ? since_ns : state->pause_ns);
+	u64 from = since_ns > state->pause_ns ? since_ns : state->pause_ns;
+
+	return hold_less(until_ns < state->pause_end_ns ? until_ns : state->pause_end_ns, from);
+}
+
+/*
+ * By how much a rate is to change, of 1024, after a queue has grown by `grown` in `apart` and is off by `excess`; `delay`
+ * is how long the whole loop takes. All within a second, so that no product wraps.
+ */
+static inline __attribute__((always_inline)) s64 hold_step(s64 grown, s64 excess, u64 apart, u64 delay)
+{
+	u64 trend = grown < 0 ? -grown : grown, off = excess < 0 ? -excess : excess;
+	s64 step;
+
+	trend = trend * HOLD_TREND / delay;
+	off = off * (excess < 0 ? HOLD_SHORTFALL : HOLD_EXCESS) / delay * apart / delay;
+	step = (grown < 0 ? (s64)trend : -(s64)trend) + (excess < 0 ? (s64)off : -(s64)off);
+	return step < -HOLD_MOST ? -HOLD_MOST : step > HOLD_MOST ? HOLD_MOST : step;
+}
+
+/* Let nothing leave for so long, on top of what waits already. */
+static inline __attribute__((always_inline)) void
+hold_pause(struct swerve_hold_state *state, const struct swerve_hold_limits *limits, u64 now_ns, u64 pause)
+{
+	u64 wait = hold_less(state->next_ns, now_ns);
+
+	if (wait + pause > limits->longest_ns)
+		pause = hold_less(limits->longest_ns, wait);
+	if (!pause)
+		return;
+	if (state->pause_end_ns <= now_ns) {
+		state->pause_ns = now_ns;
+		state->pause_end_ns = now_ns;
+	}
+	state->pause_end_ns += pause;
+	state->next_ns = now_ns + wait + pause;
 }
 
 /*
  * A probe that left at sent_ns has found queue_ns of queueing; both times are of this host's CLOCK_MONOTONIC. Called
- * when the answer comes.
+ * when the answer is there.
  */
 static inline __attribute__((always_inline)) enum hold_result hold_sample(struct swerve_hold_state *state,
 									  const struct swerve_hold_limits *limits,
 									  u64 now_ns, u64 sent_ns, u64 queue_ns)
 {
-	u64 last_ns = state->taken_ns, excess, pause, wait, rate;
+	u64 taken_ns = state->taken_ns, before_ns = state->sent_ns, apart = sent_ns - before_ns, rate, root;
+	s64 grown, excess, step;
+	bool follows, binds;
 
 	if (limits->until_ns <= now_ns) {
 		hold_forget(state);
 		return HOLD_OFF;
 	}
-	if (sent_ns <= state->sent_ns || now_ns > sent_ns + limits->fresh_ns)
+	if (sent_ns <= before_ns || sent_ns > now_ns || now_ns > sent_ns + limits->fresh_ns)
 		return HOLD_STALE;
+	if (queue_ns > HOLD_SECOND_NS)
+		queue_ns = HOLD_SECOND_NS;
+	follows = apart <= HOLD_SPAN_NS;
+	/* what the pauses of all hosts drained meanwhile would still be there; what they are to drain is not */
+	grown = (s64)queue_ns - (s64)state->queue_ns + (s64)hold_paused(state, before_ns, sent_ns);
+	excess = (s64)queue_ns - (s64)hold_paused(state, sent_ns, ~0ULL) - (s64)limits->threshold_ns;
 	state->sent_ns = sent_ns;
 	state->queue_ns = queue_ns;
 	state->taken_ns = now_ns;
@@ -116,39 +165,29 @@ static inline __attribute__((always_inline)) enum hold_result hold_sample(struct
 	if (now_ns > state->held_ns + HOLD_MEMORY_NS)
 		hold_forget(state);
 	rate = state->rate;
-	if (queue_ns <= limits->threshold_ns) {
-		if (!rate || state->held_ns <= last_ns)
-			return HOLD_CLEAR; /* it does not bind: no reason to raise it */
-		rate += hold_root(rate * HOLD_UNIT_RATE) >> 2;
-		if (state->clear++ >= HOLD_PATIENCE)
-			rate += rate >> 3;
-		hold_set_rate(state, rate, limits->floor);
-		return HOLD_CLEAR;
-	}
-	state->clear = 0;
-	excess = hold_less(queue_ns - limits->threshold_ns, hold_paused_since(state, sent_ns));
-	if (!excess)
-		return HOLD_PENDING;
-	if (sent_ns >= state->lowered_ns) {
-		if (!rate)
-			rate = state->own_rate;
+	binds = state->last_ns > taken_ns;
+	if (!rate) {
+		rate = excess > 0 ? hold_within(state->own_rate, 0, HOLD_MOST_RATE) : 0;
+		if (rate && follows && grown > 0)
+			rate = rate / 1024 * (apart * 1024 / (apart + grown));
 		if (rate) {
-			rate -= (rate >> 8) * ((excess << 7) / (excess + limits->threshold_ns));
 			hold_set_rate(state, rate, limits->floor);
-			state->lowered_ns = now_ns;
 			state->held_ns = now_ns;
 		}
+	} else if (follows) {
+		step = hold_step(grown, excess, apart, now_ns - before_ns);
+		root = hold_root(rate * HOLD_UNIT_RATE) >> 3;
+		if (step < 0)
+			rate -= (rate >> 10) * (u64)-step;
+		else if (binds)
+			rate += (rate >> 10) * (u64)step;
+		hold_set_rate(state, rate + (binds ? root : 0), limits->floor);
 	}
-	wait = hold_less(state->next_ns, now_ns);
-	pause = excess * limits->gain >> 8;
-	if (wait + pause > limits->longest_ns)
-		pause = hold_less(limits->longest_ns, wait);
-	if (pause) {
-		if (state->pause_end_ns <= now_ns)
-			state->pause_ns = now_ns;
-		state->pause_end_ns = (state->pause_end_ns > now_ns ? state->pause_end_ns : now_ns) + pause;
-		state->next_ns = (state->next_ns > now_ns ? state->next_ns : now_ns) + pause;
-	}
+	if (excess <= 0)
+		return HOLD_CLEAR;
+	excess -= (s64)limits->threshold_ns * (HOLD_PAUSE_ABOVE - 1);
+	if (excess > 0)
+		hold_pause(state, limits, now_ns, (u64)excess * limits->gain >> 8);
 	return HOLD_CONGESTED;
 }
 

@@ -12,12 +12,17 @@ from typing import Final
 SHIFT: Final = 20
 SECOND_NS: Final = 1_000_000_000
 WINDOW_NS: Final = 1_000_000
+SPAN_NS: Final = 50_000_000
 MEMORY_NS: Final = 1_000_000_000
 LEAST_RATE: Final = 1024
 MOST_RATE: Final = 1 << 37
 MOST_BYTES: Final = 1 << 33
 UNIT_RATE: Final = 125_000
-PATIENCE: Final = 4
+TREND: Final = 410
+EXCESS: Final = 231
+SHORTFALL: Final = 1024
+MOST: Final = 512
+PAUSE_ABOVE: Final = 2
 
 
 class Result(IntEnum):
@@ -26,8 +31,7 @@ class Result(IntEnum):
     OFF = 0
     STALE = 1
     CLEAR = 2
-    PENDING = 3
-    CONGESTED = 4
+    CONGESTED = 3
 
 
 @dataclass(slots=True)
@@ -55,8 +59,6 @@ class State:
     taken_ns: int = 0
     sent_ns: int = 0
     queue_ns: int = 0
-    clear: int = 0
-    lowered_ns: int = 0
     pause_ns: int = 0
     pause_end_ns: int = 0
     window_ns: int = 0
@@ -81,42 +83,33 @@ def root(value: int) -> int:
 
 def sample(state: State, limits: Limits, now_ns: int, sent_ns: int, queue_ns: int) -> Result:
     """Take in that a probe that left at `sent_ns` found `queue_ns` of queueing."""
-    last_ns = state.taken_ns
+    taken_ns, before_ns = state.taken_ns, state.sent_ns
     if limits.until_ns <= now_ns:
         _forget(state)
         return Result.OFF
-    if sent_ns <= state.sent_ns or now_ns > sent_ns + limits.fresh_ns:
+    if not before_ns < sent_ns <= now_ns <= sent_ns + limits.fresh_ns:
         return Result.STALE
+    queue_ns, apart = min(queue_ns, SECOND_NS), sent_ns - before_ns
+    grown = queue_ns - state.queue_ns + _paused(state, before_ns, sent_ns)
+    excess = queue_ns - _paused(state, sent_ns, state.pause_end_ns) - limits.threshold_ns
     state.sent_ns, state.queue_ns, state.taken_ns = sent_ns, queue_ns, now_ns
     _measure(state, now_ns)
     if now_ns > state.held_ns + MEMORY_NS:
         _forget(state)
-    rate = state.rate
-    if queue_ns <= limits.threshold_ns:
-        if rate and state.held_ns > last_ns:
-            rate += root(rate * UNIT_RATE) >> 2
-            if state.clear >= PATIENCE:
-                rate += rate >> 3
-            state.clear += 1
-            _set_rate(state, rate, limits.floor)
-        return Result.CLEAR
-    state.clear = 0
-    excess = max(0, queue_ns - limits.threshold_ns - _paused_since(state, sent_ns))
-    if not excess:
-        return Result.PENDING
-    if sent_ns >= state.lowered_ns:
-        rate = rate or state.own_rate
+    if not state.rate:
+        rate = min(state.own_rate, MOST_RATE) if excess > 0 else 0
+        if rate and apart <= SPAN_NS and grown > 0:
+            rate = rate // 1024 * (apart * 1024 // (apart + grown))
         if rate:
-            rate -= (rate >> 8) * ((excess << 7) // (excess + limits.threshold_ns))
             _set_rate(state, rate, limits.floor)
-            state.lowered_ns = state.held_ns = now_ns
-    wait = max(0, state.next_ns - now_ns)
-    pause = min(excess * limits.gain >> 8, max(0, limits.longest_ns - wait))
-    if pause:
-        if state.pause_end_ns <= now_ns:
-            state.pause_ns = now_ns
-        state.pause_end_ns = max(state.pause_end_ns, now_ns) + pause
-        state.next_ns = max(state.next_ns, now_ns) + pause
+            state.held_ns = now_ns
+    elif apart <= SPAN_NS:
+        _correct(state, limits, _step(grown, excess, apart, now_ns - before_ns), state.last_ns > taken_ns)
+    if excess <= 0:
+        return Result.CLEAR
+    excess -= limits.threshold_ns * (PAUSE_ABOVE - 1)
+    if excess > 0:
+        _pause(state, limits, now_ns, excess * limits.gain >> 8)
     return Result.CONGESTED
 
 
@@ -136,6 +129,30 @@ def release(state: State, limits: Limits, now_ns: int, wire_bytes: int) -> int:
     return at
 
 
+def _step(grown: int, excess: int, apart: int, delay: int) -> int:
+    trend = abs(grown) * TREND // delay
+    off = abs(excess) * (EXCESS if excess > 0 else SHORTFALL) // delay * apart // delay
+    return min(max((trend if grown < 0 else -trend) + (off if excess < 0 else -off), -MOST), MOST)
+
+
+def _correct(state: State, limits: Limits, step: int, binds: bool) -> None:
+    rate = state.rate
+    if step < 0 or binds:
+        rate += (rate >> 10) * step
+    _set_rate(state, rate + (root(state.rate * UNIT_RATE) >> 3 if binds else 0), limits.floor)
+
+
+def _pause(state: State, limits: Limits, now_ns: int, pause: int) -> None:
+    wait = max(0, state.next_ns - now_ns)
+    pause = min(pause, max(0, limits.longest_ns - wait))
+    if not pause:
+        return
+    if state.pause_end_ns <= now_ns:
+        state.pause_ns = state.pause_end_ns = now_ns
+    state.pause_end_ns += pause
+    state.next_ns = now_ns + wait + pause
+
+
 def _set_rate(state: State, rate: int, floor: int) -> None:
     least = min(max(floor, LEAST_RATE), MOST_RATE)
     state.rate = min(max(rate, least), MOST_RATE)
@@ -143,7 +160,7 @@ def _set_rate(state: State, rate: int, floor: int) -> None:
 
 
 def _forget(state: State) -> None:
-    state.rate = state.gap = state.clear = 0
+    state.rate = state.gap = 0
 
 
 def _measure(state: State, now_ns: int) -> None:
@@ -156,5 +173,5 @@ def _measure(state: State, now_ns: int) -> None:
     state.window_ns, state.window_bytes = now_ns, state.bytes
 
 
-def _paused_since(state: State, since_ns: int) -> int:
-    return max(0, state.pause_end_ns - max(since_ns, state.pause_ns))
+def _paused(state: State, since_ns: int, until_ns: int) -> int:
+    return max(0, min(until_ns, state.pause_end_ns) - max(since_ns, state.pause_ns))

@@ -1,0 +1,63 @@
+"""The simulation of holds is exact and repeatable, and what the law in use does in it."""
+
+from __future__ import annotations
+
+from hold_laws import InUse
+from hold_scenes import RATE, ROOM, incast
+from hold_world import SECOND, Flow, Host, Net, Queue, World
+from hypothesis import given
+from hypothesis import strategies as st
+
+
+def net(seed: int = 1) -> Net:
+    world = World(seed)
+    return Net(world, Queue(world, RATE, ROOM))
+
+
+def test_a_packet_arrives_when_it_has_passed_the_interface_the_wire_and_the_queue() -> None:
+    one, times = net(), list[int]()
+    host = Host(one, 0, None)
+    for _ in range(2):
+        host.send(1514, lambda: times.append(one.world.now), lambda: None)
+    one.world.run(SECOND)
+    line, queue = 1514 * SECOND // 1_250_000_000, 1514 * SECOND // RATE
+    assert times == [line + 25_000 + queue + 25_000, line + 25_000 + 2 * queue + 25_000]
+
+
+@given(st.lists(st.tuples(st.integers(0, 200_000), st.integers(1, 9000)), max_size=200))
+def test_the_queue_never_holds_more_than_its_room_and_loses_no_byte_uncounted(packets: list[tuple[int, int]]) -> None:
+    world = World(0)
+    queue = Queue(world, RATE, ROOM)
+    leaving: list[tuple[int, int]] = []
+    for later, size in packets:
+        world.now += later
+        inside = sum(its for when, its in leaving if when > world.now)
+        passed = queue.enter(size)
+        assert (passed is None) == (inside + size > ROOM)
+        if passed is not None:
+            leaving.append((passed, size))
+    assert queue.passed == sum(size for _, size in leaving)
+    assert queue.dropped == len(packets) - len(leaving)
+    assert queue.longest <= ROOM
+
+
+def test_a_connection_delivers_every_packet_once_however_many_are_dropped() -> None:
+    one, done = net(), list[int]()
+    flows = [Flow(Host(one, number, None)) for number in range(8)]
+    for flow in flows:
+        flow.give(1_000_000, lambda: done.append(one.world.now))
+    one.world.run(20 * SECOND)
+    assert len(done) == 8 and one.queue.dropped > 0
+    assert {flow.delivered for flow in flows} == {-(-1_000_000 // 1448)}
+    assert sum(flow.resent for flow in flows) >= one.queue.dropped
+
+
+def test_a_lone_connection_fills_the_bottleneck() -> None:
+    one = net()
+    Flow(Host(one, 0, None)).give(10**10)
+    one.world.run(2 * SECOND)
+    assert one.queue.passed > 0.95 * 2 * RATE
+
+
+def test_the_same_seed_gives_the_same_run() -> None:
+    assert incast(InUse, 7) == incast(InUse, 7) != incast(InUse, 8)
