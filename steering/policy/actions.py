@@ -1,6 +1,7 @@
 """What a rule does once it holds, and how a path comes back. Pure.
 
-Shifts and drains change weights, which new flows follow; pins and labels move one live flow; an alert moves nothing.
+Shifts and drains change weights, which new flows follow; pins and labels move one live flow; a hold makes packets wait;
+an alert moves nothing.
 """
 
 from __future__ import annotations
@@ -25,11 +26,12 @@ from steering.policy.base import (
 )
 from steering.policy.hooks import HookName
 
-Kind = Literal["shift", "drain", "pin", "spread", "relabel", "alert"]
-KINDS: Final[tuple[Kind, ...]] = ("shift", "drain", "pin", "spread", "relabel", "alert")
+Kind = Literal["shift", "drain", "pin", "spread", "relabel", "hold", "alert"]
+KINDS: Final[tuple[Kind, ...]] = ("shift", "drain", "pin", "spread", "relabel", "hold", "alert")
 FLOW_KINDS: Final[tuple[Kind, ...]] = ("pin", "spread", "relabel")
 MAX_FLOWS: Final = 1000  # pins that one rule may hold
 WEIGHT_KINDS: Final[tuple[Kind, ...]] = ("shift", "drain")
+STANDING_KINDS: Final[tuple[Kind, ...]] = ("spread", "hold")  # which have no condition
 
 
 class Shift(Model):
@@ -90,6 +92,26 @@ class Relabel(_Leased):
     flows: PinFlows = Field(default_factory=PinFlows)
 
 
+class Hold(Model):
+    """Let packets wait at this host while the queue on their path is long (hold.md); without when."""
+
+    threshold: Annotated[Duration, Within(SECOND // 10_000, SECOND)] = Field(
+        default=SECOND // 1000, description="queueing to allow on the path"
+    )
+    longest: Annotated[Duration, Within(SECOND // 1000, SECOND)] = Field(
+        default=SECOND // 50, description="no packet waits longer"
+    )
+    floor: Rate = Field(default=1_000_000, description="rate to each destination that is never held back")
+    fresh: Annotated[Duration, Within(SECOND // 100, SECOND)] = Field(
+        default=SECOND // 5, description="without a measurement of the queue for this long nothing is held"
+    )
+    qdisc: Literal["keep", "fq"] = Field(
+        default="keep",
+        description="keep: hold only where the interface has the queue discipline fq already; fq: put it there "
+        "meanwhile, where the kernel's default is",
+    )
+
+
 class AroundWays(_Leased):
     """What leads around bad ways behind one nexthop."""
 
@@ -135,7 +157,7 @@ class Alert(Model):
     """Report, change nothing, and block no other rule."""
 
 
-Action: TypeAlias = Shift | Drain | Pin | Spread | Relabel | Alert
+Action: TypeAlias = Shift | Drain | Pin | Spread | Relabel | Hold | Alert
 
 
 class Then(Model):
@@ -155,6 +177,7 @@ class Then(Model):
     pin: NotNull[Pin] = None
     spread: NotNull[Spread] = None
     relabel: NotNull[Relabel] = None
+    hold: NotNull[Hold] = None
     alert: NotNull[Alert] = None
     notify: NotNull[Some[HookName]] = Field(
         default=None, description="names of hooks, which are called after the act, and again when the path is well"

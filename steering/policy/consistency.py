@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from pytools.yaml_reader import Location, Problem, Reader, dotted
-from steering.policy.actions import FLOW_KINDS, KINDS, WEIGHT_KINDS
+from steering.policy.actions import FLOW_KINDS, KINDS, STANDING_KINDS, WEIGHT_KINDS
 from steering.policy.conditions import OF_JOBS
 from steering.policy.hooks import HOOK_KINDS
 
@@ -33,7 +33,8 @@ def inconsistencies(raw: Any, reader: Reader) -> Iterator[Problem]:
         yield _problem(("bonds",), "it never acts: expected a rule with shift or drain, which says when", reader)
     for i, rule in enumerate(rules):
         if isinstance(rule, dict):
-            if "when" not in rule and not (isinstance(then := rule.get("then"), dict) and "spread" in then):
+            then = rule.get("then")
+            if "when" not in rule and not (isinstance(then, dict) and then.keys() & set(STANDING_KINDS)):
                 yield _problem(("rules", i, "when"), '"when" is missing; expected a condition', reader)
             yield from _for_or_samples(rule.get("when"), ("rules", i, "when"), reader)
             yield from _actions(rule, ("rules", i), reader)
@@ -172,10 +173,10 @@ def _actions(rule: dict[str, Any], at: Location, reader: Reader) -> Iterator[Pro
         for where in _of_jobs(rule.get("when"), (*at, "when")):
             what = "expected only with alert or notify: it says nothing about the path, so that moving helps nobody"
             yield _problem(where, what, reader)
-    if kind == "spread":
+    if kind in STANDING_KINDS:
         for key, node, where in (("when", rule, at), ("return", rule, at), ("notify", then, (*at, "then"))):
             if key in node:
-                what = "expected only without spread, which acts while the paths are healthy"
+                what = f"expected only without {kind}, which acts while the paths are healthy"
                 yield _problem((*where, key), what, reader)
     if "return" in rule and kind == "alert" and "notify" not in then:
         what = "expected only with what moves something: from an alert nothing comes back"

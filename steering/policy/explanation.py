@@ -7,7 +7,7 @@ from typing import Final
 
 from pytools import directories
 from pytools.units import duration_text, rate_text
-from steering.policy.actions import WEIGHT_KINDS, Alert, AroundWays, Drain, Pin, PinFlows, Relabel, Shift, Spread
+from steering.policy.actions import WEIGHT_KINDS, Alert, AroundWays, Drain, Hold, Pin, PinFlows, Relabel, Shift, Spread
 from steering.policy.conditions import leaves
 from steering.policy.conditions_text import clear_text, condition_text
 from steering.policy.hooks import Exec, Hook, Kubernetes, Slurm, Taint, Webhook, is_loopback
@@ -207,25 +207,41 @@ def _act(rule: Rule) -> str:
             return f"it is taken out of its group ({_WEIGHTS_MOVE})"
         case Shift() as shift:
             return f"{_shift(shift)}{_steps(shift)} ({_WEIGHTS_MOVE})"
-        case Pin() as pin:
-            return (
-                f"{_flows(pin.flows, rule.scope)} are sent over other nexthops as long as the slowest of them gains "
-                f"{pin.gain:.0%} (moves these flows only, at once; lapses {duration_text(pin.lease)} after the last "
-                "renewal)"
-            )
-        case Spread() as spread:
-            return (
-                f"{_flows(spread.flows, rule.scope)} that move together are placed evenly over the nexthops by their "
-                f"weights, if that relieves the busiest of {spread.gain:.0%} (moves these flows only, at once; lapses "
-                f"{duration_text(spread.lease)} after the last renewal)"
-            )
-        case Relabel() as relabel:
-            return (
-                f"{_flows(relabel.flows, rule.scope)} get another IPv6 flow label (moves these flows only, within the "
-                f"fabric where it hashes labels; lapses {duration_text(relabel.lease)} after the last renewal)"
-            )
+        case Hold() as hold:
+            return _hold(hold)
         case Alert():
             return "it is said (moves nothing)"
+        case Pin() | Spread() | Relabel() as flows:
+            return _flow_act(flows, rule.scope)
+
+
+def _flow_act(action: Pin | Spread | Relabel, scope: Scope) -> str:
+    flows, lapses = _flows(action.flows, scope), f"lapses {duration_text(action.lease)} after the last renewal"
+    match action:
+        case Pin():
+            return (
+                f"{flows} are sent over other nexthops as long as the slowest of them gains {action.gain:.0%} (moves "
+                f"these flows only, at once; {lapses})"
+            )
+        case Spread():
+            return (
+                f"{flows} that move together are placed evenly over the nexthops by their weights, if that relieves "
+                f"the busiest of {action.gain:.0%} (moves these flows only, at once; {lapses})"
+            )
+        case Relabel():
+            return (
+                f"{flows} get another IPv6 flow label (moves these flows only, within the fabric where it hashes "
+                f"labels; {lapses})"
+            )
+
+
+def _hold(hold: Hold) -> str:
+    fq = "fq is put on its interface meanwhile" if hold.qdisc == "fq" else "only where its interface has fq"
+    return (
+        f"packets wait at this host, at most {duration_text(hold.longest)}, while they would queue for more than "
+        f"{duration_text(hold.threshold)}; {rate_text(hold.floor)} per destination always pass (moves nothing; {fq}; "
+        f"lapses {duration_text(hold.fresh)} after the last measurement)"
+    )
 
 
 def _shift(shift: Shift) -> str:

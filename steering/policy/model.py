@@ -136,7 +136,7 @@ class Rule(Model):
 
     model_config = ConfigDict(
         json_schema_extra={
-            "if": {"properties": {"then": {"required": ["spread"]}}},
+            "if": {"properties": {"then": {"anyOf": [{"required": ["spread"]}, {"required": ["hold"]}]}}},
             "then": {"not": {"anyOf": [{"required": ["when"]}, {"required": ["return"]}]}},
             "else": {"required": ["when"]},
         }
@@ -149,7 +149,8 @@ class Rule(Model):
         default=None, description="lower comes first, in place of the order of the file; in every rule or in none"
     )
     when: NotNull[Condition] = Field(
-        default=None, description="a signal with a threshold, or a tree of all, any and not; required, but for spread"
+        default=None,
+        description="a signal with a threshold, or a tree of all, any and not; required, but for spread and hold",
     )
     then: Then
     scope: Scope = Field(default_factory=Scope)

@@ -167,13 +167,13 @@ def test_samples_in_words():
 @pytest.mark.parametrize(
     ("then", "expected"),
     [
-        ("{}", "then: expected exactly one of shift, drain, pin, spread, relabel, alert, got none"),
-        ("3", "then: expected a mapping with shift, drain, pin, spread, relabel, alert, notify, got 3"),
+        ("{}", "then: expected exactly one of shift, drain, pin, spread, relabel, hold, alert, got none"),
+        ("3", "then: expected a mapping with shift, drain, pin, spread, relabel, hold, alert, notify, got 3"),
         ("{drain: {}, alert: {}}",
-         "then.alert: expected exactly one of shift, drain, pin, spread, relabel, alert, got drain and alert"),
+         "then.alert: expected exactly one of shift, drain, pin, spread, relabel, hold, alert, got drain and alert"),
         ("{drain: }", "then.drain: expected an empty mapping, {}, got nothing"),
-        ("{drian: {}}", 'then.drian: unknown key "drian"; expected one of alert, drain, notify, pin, relabel, shift, '
-         'spread; did you mean "drain"?'),
+        ("{drian: {}}", 'then.drian: unknown key "drian"; expected one of alert, drain, hold, notify, pin, relabel, '
+         'shift, spread; did you mean "drain"?'),
         ("{shift: {share: 0.5, by: capacity}}", "then.shift.share: expected either share or by: capacity, not both"),
         ("{shift: {step: 0}}", "then.shift.step: expected a number above 0 up to 1, got 0"),
         ("{shift: {settle: 0s}}", 'then.shift.settle: expected more than 0, got "0s"'),
@@ -218,7 +218,7 @@ def test_a_way_back_is_for_what_moves_something():
         assert one(SILENT, then, back).return_.rise == 200
 
 
-def test_a_rule_that_spreads_has_no_condition_and_every_other_has_one() -> None:
+def test_a_rule_that_spreads_or_holds_has_no_condition_and_every_other_has_one() -> None:
     head = "version: 1\nmanage: {destinations: [10.9.0.0/16]}\nrules:\n  - {name: r, then: "
     found = parse(f"{head}{{spread: {{flows: {{at_most: 8}}}}}}}}")
     assert (found.rules[0].when, found.rules[0].then.kind) == (None, "spread")
@@ -231,6 +231,10 @@ def test_a_rule_that_spreads_has_no_condition_and_every_other_has_one() -> None:
     text = f"{head}{{spread: {{}}, notify: [x]}}, when: {SILENT}, return: {{rise: 2}}}}\nhooks: {{x: {{slurm: {{}}}}}}"
     assert sorted(faults(text)) == sorted(f"p:4: rules[0].{key}: {said}" for key in ("when", "return", "then.notify"))
     assert not VALIDATOR.is_valid(yaml.safe_load(text))
+    held = text.replace("spread", "hold")
+    assert faults(held) == [each.replace("spread", "hold") for each in faults(text)]
+    assert not VALIDATOR.is_valid(yaml.safe_load(held))
+    assert VALIDATOR.is_valid(yaml.safe_load(f"{head}{{hold: {{threshold: 2ms, qdisc: fq}}}}}}"))
     for then in ("{pin: {}}", "{drain: {}}", "{alert: {}}"):
         assert faults(f"{head}{then}}}") == ['p:4: rules[0].when: "when" is missing; expected a condition']
         assert not VALIDATOR.is_valid(yaml.safe_load(f"{head}{then}}}"))
