@@ -27,6 +27,7 @@ from steering.acting.background import Later
 from steering.acting.bonds import BondActing
 from steering.acting.change_loop import ChangeLoop
 from steering.acting.flows import FlowActing
+from steering.acting.holds import HoldActing
 from steering.acting.hooks import HookActing
 from steering.acting.labels import LabelActing
 from steering.acting.memory import Succession, UsualFile
@@ -171,16 +172,7 @@ class Controller:
         self._changes = ChangeLoop(
             self.engine, self._acting, self._options.apply, self.agent.poll, self._refusal, self._acted
         )
-        self.flows = FlowEngine(self._policy, directories.instance(self._options.netns))
-        acting = FlowActing(self.flows, self.engine, self.output)
-        self._flow_acting = self._stack.enter_context(acting)
-        self._ports = self._stack.enter_context(PortActing(self._policy, self._options.apply, self.output))
-        self._labels = self._stack.enter_context(
-            LabelActing(self._policy, self._options.apply, self._flow_acting, self.output)
-        )
-        maps = AgentMaps(directories.maps_socket(self._options.netns), self.output)
-        self._agent_maps = self._stack.enter_context(contextlib.closing(maps))
-        self._standbys = StandByActing(self._policy, self.engine, self.output)
+        self._open_flows()
         keeps = UsualFile(directories.runtime_dir(self._options.netns), self.engine.usual, self._say)
         self._usual_file = self._stack.enter_context(keeps)
         deadline = confirming.deadline_in(self._options.confirm_ns)
@@ -200,6 +192,22 @@ class Controller:
         self._agent_maps.register(self._selector)
         self.desk.register(self._selector)
         self._selector.register(self.overlay, selectors.EVENT_READ, lambda _: self.overlay.receive())
+
+    def _open_flows(self) -> None:
+        """What acts on packets and sockets, by programs in the kernel."""
+        self.flows = FlowEngine(self._policy, directories.instance(self._options.netns))
+        acting = FlowActing(self.flows, self.engine, self.output)
+        self._flow_acting = self._stack.enter_context(acting)
+        self._ports = self._stack.enter_context(PortActing(self._policy, self._options.apply, self.output))
+        self._labels = self._stack.enter_context(
+            LabelActing(self._policy, self._options.apply, self._flow_acting, self.output)
+        )
+        maps = AgentMaps(directories.maps_socket(self._options.netns), self.output)
+        self._agent_maps = self._stack.enter_context(contextlib.closing(maps))
+        self._standbys = StandByActing(self._policy, self.engine, self.output)
+        self._holds = HoldActing(
+            self._policy, self._options.apply, self.engine, self._netlink, self.output, self.agent.publish
+        )
 
     def _open_bonds(self, succeeds: bool, taken_over: bool) -> BondActing:
         file, apply = directories.bond_ports(self._options.netns), self._options.apply
@@ -294,19 +302,24 @@ class Controller:
             self._flow_acting.turn(now, self.desk.look)
 
     def _stand_by(self, now: int) -> None:
-        """Keep the kernel's fast reroute armed; its program is loaded beside us, and may be late or missing."""
-        if not self._options.apply or not self._standbys.needed or self._no_reroute:
+        """Keep fast reroute and holds armed; their program is loaded beside us, and may be late or missing."""
+        if self._no_reroute or not (self._standbys.needed or self._holds.needed):
+            return
+        frozen = self.desk.look()
+        if not self._options.apply:
+            self._holds.turn(now, self._flow_acting, 0, frozen)
             return
         try:
             self._flow_acting.prepare()
         except SwerveError as error:
             self._no_reroute = str(error)
-            self._say(f"no fast reroute: {error}")
+            self._say(f"no fast reroute and no hold: {error}")
             return
-        may_act = not self.desk.look() and self._guardian_lives
+        frozen = frozen or ("" if self._guardian_lives else "there is no live guardian")
         if self._flow_acting.is_open:
             self._agent_maps.turn(now, self._flow_acting.paths)
-        self._standbys.turn(now, self._flow_acting.standbys, self._agent_maps, may_act)
+        self._standbys.turn(now, self._flow_acting.standbys, self._agent_maps, not frozen)
+        self._holds.turn(now, self._flow_acting, self._agent_maps.changes, frozen)
 
     # ---- acts out ----
 
@@ -371,6 +384,7 @@ class Controller:
             "signals_missed_urgent": missed_urgent,
             **self.flows.facts(),
             **self._standbys.facts(),
+            **self._holds.facts(),
             **self._ports.facts(),
             **self._labels.facts(),
             **self._bonds.facts(),
@@ -413,7 +427,7 @@ class Controller:
     def _finish(self) -> str:
         """Take everything back, unless it is to stay; what could not be, is left to the guardian."""
         left, self._stays = "", self._options.apply
-        for acting in (self._ports, self._labels):
+        for acting in (self._ports, self._labels, self._holds):
             acting.take_back(_STOPPED)
         if self._options.apply and self._keeps:
             self._say("the weights stay as they are; `swerve steer off` puts the original ones back")

@@ -1,0 +1,165 @@
+"""Holds armed in the kernel, their lease renewed, and how they stand told.
+
+The kernel decides about each packet; we say where, and how long a queue may be. One thread, in the namespace that is
+steered. Times are CLOCK_MONOTONIC nanoseconds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from pytools.errors import SwerveError
+from pytools.kernel.netlink.routing import Netlink
+from pytools.signals import AnySignal, HoldState, Path
+from steering.acting import messages
+from steering.acting.flows import FlowActing
+from steering.actuators.holds import Holding, Holds
+from steering.deciding.engine import Engine
+from steering.deciding.holds import holds, needed
+from steering.plan import Hold
+from steering.policy.model import Policy
+
+_PLAN_EVERY_NS: Final = 200_000_000
+_TELL_EVERY_NS: Final = 500_000_000
+_LEASE_NS: Final = 1_000_000_000  # renewed with each turn
+
+
+class HoldActing:
+    """Keeps the holds of one namespace.
+
+    Parameters
+    ----------
+    policy : Policy
+        The policy.
+    apply : bool
+        Else nothing is changed.
+    engine : Engine
+        What is known of the paths and the targets.
+    netlink : Netlink
+        In the namespace that is steered; stays the caller's.
+    output : Output
+        Takes lines for the log, and acts.
+    publish : callable
+        Takes the states.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        apply: bool,
+        engine: Engine,
+        netlink: Netlink,
+        output: messages.Output,
+        publish: Callable[[AnySignal], None],
+    ) -> None:
+        self._policy, self._engine = policy, engine
+        self._apply, self._netlink, self._output, self._publish = apply, netlink, output, publish
+        self._kernel: Holds | None = None
+        self._wanted: dict[Path, Hold] = {}
+        self._refused: dict[Path, str] = {}
+        self._told: dict[Path, tuple[messages.Outcome, Hold, str]] = {}
+        self._plan_ns = self._tell_ns = self._changes = 0
+
+    @property
+    def needed(self) -> bool:
+        """Whether the policy wants any."""
+        return needed(self._policy)
+
+    def turn(self, now: int, flows: FlowActing, changes: int, frozen: str) -> None:
+        """Arm what is wanted, renew the lease unless frozen, and tell how it stands.
+
+        Parameters
+        ----------
+        flows : FlowActing
+            Has the kernel's part, once that is loaded.
+        changes : int
+            How often the agent's maps came or went.
+        frozen : str
+            Why nothing may be changed now; empty when it may.
+        """
+        if not self.needed:
+            return
+        if self._kernel is None and flows.table is not None and self._apply:
+            self._kernel = Holds(flows.table, flows.paths, self._netlink)
+        if self._kernel is not None:
+            self._kernel.renew(0 if frozen else now + _LEASE_NS)
+        if (now >= self._plan_ns or changes != self._changes) and not frozen:
+            self._plan_ns, self._changes = now + _PLAN_EVERY_NS, changes
+            engine = self._engine
+            self._plan(holds(self._policy, engine.paths, engine.groups.values(), engine.overrides), now)
+        if now >= self._tell_ns:
+            self._tell_ns = now + _TELL_EVERY_NS
+            self._tell(now, frozen)
+
+    def _plan(self, wanted: Iterable[Hold], now: int) -> None:
+        self._wanted = {each.path: each for each in wanted}
+        if not self._apply:
+            self._say({}, now)
+            return
+        if self._kernel is None:
+            return
+        try:
+            self._refused = self._kernel.arm(self._wanted.values())
+        except SwerveError as error:
+            self._refused = dict.fromkeys(self._wanted, str(error))
+        self._kernel.renew(now + _LEASE_NS)
+        self._say(self._refused, now)
+
+    def _say(self, refused: dict[Path, str], now: int) -> None:
+        """Tell what has changed, as acts."""
+        for path, hold in self._wanted.items():
+            outcome: messages.Outcome = "failed" if path in refused else "applied" if self._apply else "dry_run"
+            told = outcome, hold, refused.get(path, "")
+            if self._told.get(path) != told:
+                self._told[path] = told
+                self._output.send(messages.hold_act(self._output.host, hold, outcome, hold.because, now, told[2]))
+        for path in self._told.keys() - self._wanted.keys():
+            self._over(path, "its rule does not ask for it any more", now)
+
+    def _over(self, path: Path, why: str, now: int) -> None:
+        outcome, hold, _ = self._told.pop(path)
+        if outcome == "applied":
+            self._output.send(messages.hold_act(self._output.host, hold, "undone", why, now))
+            self._publish(self._state(hold, None, "it is over", now))
+
+    def _tell(self, now: int, frozen: str) -> None:
+        if self._kernel is None:
+            return
+        for holding in self._kernel.read(now):
+            self._publish(self._state(holding.hold, holding, frozen or self._kernel.blind(holding, now), now))
+
+    def _state(self, hold: Hold, holding: Holding | None, why_not: str, now: int) -> HoldState:
+        return HoldState(
+            host=self._output.host,
+            at_ns=now,
+            unix_ns=time.time_ns(),
+            path=hold.path,
+            threshold_ns=hold.limits.threshold_ns,
+            longest_ns=hold.limits.longest_ns,
+            armed=holding is not None,
+            why_not=why_not,
+            queueing_ns=holding.queue_ns if holding else None,
+            rate_bytes_per_s=(holding.rate or None) if holding else None,
+            held_packets=holding.packets if holding else 0,
+            held_bytes=holding.bytes if holding else 0,
+            waited_ns=holding.waited_ns if holding else 0,
+            samples=holding.samples if holding else 0,
+            samples_above=holding.above if holding else 0,
+            under=hold.under,
+        )
+
+    def take_back(self, why: str) -> None:
+        """Hold nothing any more; fq goes with all that is ours (pytools.kernel.leftovers), or stays for a successor."""
+        if self._kernel is not None:
+            self._kernel.renew(0)
+        for path in list(self._told):
+            self._over(path, why, time.monotonic_ns())
+
+    def facts(self) -> dict[str, object]:
+        """How many paths are held, and where that is impossible, for the operator."""
+        if not self._wanted:
+            return {}
+        refused = {str(path): why for path, why in self._refused.items()}
+        return {"holds": len(self._wanted) - len(refused), "holds_refused": refused}
