@@ -26,7 +26,7 @@ from pytools.kernel.rdma_class import SYSFS
 Test = Literal["ib_write_bw", "ib_send_bw", "ib_read_bw"]
 
 LIMIT_S = 20.0  # for one run, before SWERVE_SLOW_FACTOR
-_TABLES = (1051, 1052)
+_FIRST_TABLE = 1000
 _LOCAL_RULE = 200  # where the local table is looked up while the cable lies; usually first
 _MEBI = 1 << 20
 
@@ -66,9 +66,9 @@ class Cable:
         words = ["tbf", "rate", rate, "burst", burst, "latency", latency]
         support.run(["tc", "qdisc", "replace", "dev", device, "root", *words])
 
-    def cut(self) -> None:
-        """Lose every packet, both ways; the carrier stays."""
-        for end in (self.client, self.server):
+    def cut(self, *ends: End) -> None:
+        """Lose every packet, both ways or what these ends send; the carrier stays."""
+        for end in ends or (self.client, self.server):
             support.run(["tc", "qdisc", "replace", "dev", end.interface, "root", "netem", "loss", "100%"])
 
     def heal(self) -> None:
@@ -95,19 +95,39 @@ def missing() -> str | None:
 @contextlib.contextmanager
 def cable(name: str = "sw") -> Iterator[Cable]:
     """Lay a cable in the calling thread's namespace; all of it is removed at the end. Skips where there is no RDMA."""
+    with cables(name) as [laid]:
+        yield laid
+
+
+@contextlib.contextmanager
+def cables(*names: str) -> Iterator[list[Cable]]:
+    """Lay several, each with addresses of its own."""
     lacking = missing()
     if lacking:
         pytest.skip(f"missing: {lacking}")
+    with contextlib.ExitStack() as undo:
+        _ip(undo, f"rule add priority {_LOCAL_RULE} lookup local", "rule delete")
+        support.run(["ip", "rule", "delete", "priority", "0"])
+        undo.callback(support.run, ["ip", "rule", "add", "priority", "0", "lookup", "local"])
+        yield [undo.enter_context(_cable(name, number)) for number, name in enumerate(names, 77)]
+
+
+@contextlib.contextmanager
+def _cable(name: str, number: int) -> Iterator[Cable]:
     ends = tuple(
-        End(f"rxe{name}{i}", f"{name}{i}", f"10.5.77.{i + 1}", f"02:00:00:00:77:0{i + 1}", _TABLES[i]) for i in (0, 1)
+        End(
+            f"rxe{name}{i}",
+            f"{name}{i}",
+            f"10.5.{number}.{i + 1}",
+            f"02:00:00:00:{number}:0{i + 1}",
+            _FIRST_TABLE + 2 * number + i,
+        )
+        for i in (0, 1)
     )
     with contextlib.ExitStack() as undo:
         # With addresses from the start: udev gives an interface that was made without one another, some time later.
         first, second = (f"{end.interface} address {end.hardware_address}" for end in ends)
         _ip(undo, f"link add {first} type veth peer name {second}", "link delete")
-        _ip(undo, f"rule add priority {_LOCAL_RULE} lookup local", "rule delete")
-        support.run(["ip", "rule", "delete", "priority", "0"])
-        undo.callback(support.run, ["ip", "rule", "add", "priority", "0", "lookup", "local"])
         for end, other in (ends, ends[::-1]):
             _lay(undo, end, other)
         for end in ends:

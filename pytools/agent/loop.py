@@ -118,7 +118,9 @@ class Agent(Closing):
         self._add(mesh, at_events=True)  # or its routes may have changed
         self._add(bases, RELAXED_NS)
         self._add_between_hosts(config, loaded, bus, mesh)
-        rdma = RdmaWhenThere(config, bus, mesh.paths.path_of, directories.tap_socket(namespace))
+        rdma = RdmaWhenThere(
+            *(config, bus, mesh.paths.path_of, mesh.measurements.liveness.answering, directories.tap_socket(namespace))
+        )
         failed = [loaded.failed, hooks.failed, rdma.failed]
         if TCP_EGRESS in loaded.programs:  # notes in the constructor what happened before the first tick
             connections = TcpSource(config, loaded, Interfaces(), bus, mesh.paths.path_of, mesh.paths.all_paths)

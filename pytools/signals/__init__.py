@@ -39,7 +39,16 @@ from pytools.signals.jobs import (
     RasState,
 )
 from pytools.signals.links import BondPort, Link, LinkCounters, LinkEvent, PathEcn, PathMtu, Pause, Qdisc
-from pytools.signals.rdma import Bandwidth, RdmaPort, RdmaQueuePair, RdmaSight, RdmaSuspects, RdmaVerdict, Suspect
+from pytools.signals.rdma import (
+    Bandwidth,
+    RdmaBackup,
+    RdmaPort,
+    RdmaQueuePair,
+    RdmaSight,
+    RdmaSuspects,
+    RdmaVerdict,
+    Suspect,
+)
 from pytools.signals.steering import Act, GroupMember, HoldState, NexthopGroup, PathState, SteeringState
 from pytools.signals.tcp import CongestionTimes, Retransmissions, Stall, TcpFlow, TcpHost, TcpNamespace, TcpPath
 
@@ -98,6 +107,7 @@ __all__ = [
     "Qdisc",
     "Quantiles",
     "RasState",
+    "RdmaBackup",
     "RdmaPort",
     "RdmaQueuePair",
     "RdmaSight",

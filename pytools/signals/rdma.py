@@ -49,6 +49,17 @@ class Bandwidth(msgspec.Struct, frozen=True):
     last_us: int | None  # CLOCK_MONOTONIC of the end of the last one
 
 
+class RdmaBackup(msgspec.Struct, frozen=True):
+    """A GID of this host that reaches the peer of a dead queue pair over a path that answers probes."""
+
+    device: str  # as in `rdma link`
+    port: int  # as in `rdma link`
+    gid_index: int  # in the port's table
+    gid: str  # address and type
+    remote: str  # the peer's address there
+    path: Path  # that answers
+
+
 class RdmaQueuePair(Signal, frozen=True, kw_only=True, tag="rdma_qp"):
     """One RDMA queue pair. Counts are since it was first seen, figures of the last window.
 
@@ -86,6 +97,10 @@ class RdmaQueuePair(Signal, frozen=True, kw_only=True, tag="rdma_qp"):
     untracked: int  # posted, but neither timed nor in `outstanding`, because too many were outstanding
     closed: bool  # destroyed, or its process has ended: the last record
     uid: int | None = None  # user of the process; null if unknown
+    # of a dead one: whether its path answers probes; null if it has none that is measured, and for all others
+    path_answers: bool | None = None
+    backups: list[RdmaBackup] = msgspec.field(default_factory=list)  # of a dead one: what reaches the peer otherwise
+    no_backup: str = ""  # of a dead one without: why
 
 
 class Suspect(msgspec.Struct, frozen=True):

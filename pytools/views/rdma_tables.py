@@ -157,10 +157,28 @@ def overview(model: Model, signals: Sequence[AnySignal], asked: Query) -> Render
 def _reasons(rows: Sequence[RdmaQueuePair]) -> list[Text]:
     """Why the worst have their verdict, a line each, and an empty one behind."""
     told = [row for row in rows if row.verdict != "ok" and not row.closed][:_REASONS]
-    lines = [
-        Text(f"{row.device} qp {row.qp_number} ").append_text(verdict(row)).append(f": {row.reason}") for row in told
-    ]
+    lines = []
+    for row in told:
+        why = f": {row.reason}{_path_answers(row)}"
+        lines.append(Text(f"{row.device} qp {row.qp_number} ").append_text(verdict(row)).append(why))
+        lines += [Text(f"  {line}") for line in _backups(row)]
     return [*lines, Text("")] if lines else []
+
+
+def _path_answers(row: RdmaQueuePair) -> str:
+    if row.path_answers is None:
+        return ""
+    return f"; its path {row.path} {'answers' if row.path_answers else 'does not answer'} probes"
+
+
+def _backups(row: RdmaQueuePair) -> list[str]:
+    """What could be used instead of a dead queue pair, or why there is nothing."""
+    found = [
+        f"backup: {each.device}/{each.port} GID {each.gid_index} ({each.gid}) → {each.remote}; "
+        f"{each.path} answers probes"
+        for each in row.backups
+    ]
+    return found or ([f"no backup: {row.no_backup}"] if row.no_backup else [])
 
 
 def port_table(model: Model, signals: Sequence[AnySignal], asked: Query) -> RenderableType:

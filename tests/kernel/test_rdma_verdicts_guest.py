@@ -24,7 +24,8 @@ from pytools.config import AgentConfig
 from pytools.ipc.bus import Bus
 from pytools.kernel.bpf.loader import Loaded
 from pytools.kernel.native import TAP
-from pytools.signals import AnySignal, RdmaQueuePair, RdmaSight
+from pytools.signals import AnySignal, RdmaBackup, RdmaQueuePair, RdmaSight
+from pytools.signals import Path as NetworkPath
 from pytools.sources.rdma.providers import Uprobes
 from pytools.sources.rdma.source import RdmaSource
 from pytools.sources.rdma.table import LIVE, Table, Way, text
@@ -104,11 +105,14 @@ def telling(readings: Sequence[Reading], below_bps: float) -> Sequence[Reading]:
 class Watcher:
     """The source, run as the agent runs it."""
 
-    def __init__(self, way: Way, device: str) -> None:
-        self._device = device
+    def __init__(self, way: Way, rails: Sequence[rdma_kit.Cable]) -> None:
+        self._device = rails[0].client.device
+        self.paths = [NetworkPath("guest", "peer", each.server.address, "", each.client.interface) for each in rails]
         bus = Bus()
         self._signals = bus.subscribe(frozenset({"rdma_qp", "rdma_suspects", "rdma_sight"}))
-        self.source = RdmaSource(AgentConfig(host="guest", peers=[]), bus, lambda _remote, _interface: None, [way])
+        by_end = {(path.address, path.interface): path for path in self.paths}
+        answers = {self.paths[0]: False, self.paths[1]: True}  # what the agent's probes might say
+        self.source = RdmaSource(AgentConfig("guest", []), bus, lambda *end: by_end.get(end), lambda: answers, [way])
         self._selector = selectors.DefaultSelector()
         self.source.register(self._selector)
         self.readings: list[Reading] = []
@@ -173,9 +177,14 @@ class Watcher:
 
 
 @pytest.fixture(scope="module")
-def cable() -> Iterator[rdma_kit.Cable]:
-    with rdma_kit.cable("sv") as laid:
+def rails() -> Iterator[list[rdma_kit.Cable]]:
+    with rdma_kit.cables("sv", "sx") as laid:
         yield laid
+
+
+@pytest.fixture(scope="module")
+def cable(rails: list[rdma_kit.Cable]) -> rdma_kit.Cable:
+    return rails[0]
 
 
 @pytest.fixture(scope="module")
@@ -205,7 +214,7 @@ def uprobes(loaded: Loaded) -> Iterator[Uprobes]:
 
 @pytest.fixture
 def seen(
-    request: pytest.FixtureRequest, cable: rdma_kit.Cable, loaded: Loaded, tmp_path: Path
+    request: pytest.FixtureRequest, rails: list[rdma_kit.Cable], loaded: Loaded, tmp_path: Path
 ) -> Iterator[tuple[Pair, Watcher]]:
     """A pair that was ok for a while, and the source that watches it."""
     environment = dict(os.environ)
@@ -216,14 +225,14 @@ def seen(
         environment |= tap_kit.variables(TAP.ready(), socket)
     else:
         way = cast(Way, Lasting(request.getfixturevalue("uprobes")))
-    watcher = Watcher(way, cable.client.device)
+    watcher = Watcher(way, rails)
     pair: list[Pair] = []
     try:
-        starting = subprocess_pair(cable, environment, watcher)
+        starting = subprocess_pair(rails[0], environment, watcher)
         pair.append(starting)
         yield starting, watcher
     finally:
-        cable.heal()
+        rails[0].heal()
         for each in pair:
             each.close()
         watcher.close()
@@ -314,8 +323,11 @@ def test_a_receiver_without_receives_is_slow(seen: tuple[Pair, Watcher]) -> None
 
 
 @pytest.mark.parametrize("seen", ["tap"], indirect=True)
-def test_a_cut_path_is_dead(cable: rdma_kit.Cable, seen: tuple[Pair, Watcher]) -> None:
+def test_a_cut_path_is_dead_and_the_other_rail_its_backup(
+    rails: list[rdma_kit.Cable], seen: tuple[Pair, Watcher]
+) -> None:
     pair, watcher = seen
+    cable, other = rails
     busy(pair, watcher, "pace 8")
     cut_ns = time.monotonic_ns()  # before: where a processor is emulated, the commands take longer than dead_ms
     cable.cut()
@@ -323,5 +335,8 @@ def test_a_cut_path_is_dead(cable: rdma_kit.Cable, seen: tuple[Pair, Watcher]) -
     told = watcher.first(pair.sender, "dead", cut_ns)
     assert told.at_ns - cut_ns >= 150 * MS  # not before dead_ms, less what the last reading was late
     assert "congested" not in {each.verdict for each in watcher.of(pair.sender) if each.at_ns > told.at_ns}
+    assert (told.path, told.path_answers) == (watcher.paths[0], False)
+    end, there = other.client, other.server.address
+    assert told.backups == [RdmaBackup(end.device, 1, end.gid_index, f"{end.address} RoCE v2", there, watcher.paths[1])]
     pair.process.kill()
     watcher.run(lambda: watcher.last(pair.sender).closed, "the queue pair is told a last time")

@@ -92,6 +92,27 @@ def test_an_answered_path_misses_nothing_and_counts_its_answers() -> None:
     assert len(world.told) == 1, "nothing happened, so it was told once, at first"
 
 
+def test_paths_that_answer_are_known() -> None:
+    world = World(paths=3)
+    one, two, three = (pinned(index).path for index in range(3))
+    assert world.liveness.answering() == {one: False, two: False, three: False}  # not yet
+    sent_ns = world.send(0, 1, 2)
+    world.wait(MS)
+    world.answer(0, sent_ns)
+    world.answer(1, sent_ns)
+    world.look()
+    assert world.liveness.answering() == {one: True, two: True, three: False}
+    world.wait(INTERVAL_NS)
+    sent_ns = world.send(0, 1, 2)
+    world.wait(MS)
+    world.answer(0, sent_ns)
+    world.wait(INTERVAL_NS)
+    world.look()
+    assert world.liveness.answering() == {one: True, two: False, three: False}
+    world.liveness.set_paths([pinned(1)])
+    assert world.liveness.answering() == {two: False}
+
+
 def test_misses_are_told_one_by_one_as_their_grace_passes() -> None:
     world = World()
     world.steady(20, turnaround_ns=MS)  # so that the grace is the least there is

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import selectors
 from collections.abc import Callable, Sequence
 from pathlib import Path as File
 
 import msgspec
+import numpy as np
 import pytest
 from qp_rows import TIMED, FakeTable, Sender
 
 from pytools.config import AgentConfig, Rdma, Windows
 from pytools.ipc.bus import Bus
-from pytools.signals import AnySignal, Path, RdmaQueuePair, RdmaSight, RdmaSuspects
+from pytools.signals import AnySignal, Path, RdmaBackup, RdmaQueuePair, RdmaSight, RdmaSuspects
 from pytools.sources.rdma import source as rdma
 from pytools.sources.rdma import table as tables
 from pytools.sources.rdma.register import Register
@@ -89,10 +91,23 @@ class World:
         self._signals = bus.subscribe({"rdma_qp", "rdma_suspects", "rdma_sight"})
         config = AgentConfig(host="here", peers=[], rdma=msgspec.convert(settings, Rdma), windows=Windows())
         self.paths: dict[tuple[str, str], Path] = {}  # by remote address and interface
-        self.source = rdma.RdmaSource(config, bus, lambda *ends: self.paths.get(ends), [self.way], self.sysfs)
+        self.answers: dict[Path, bool] = {}  # the measured paths
+        self.source = rdma.RdmaSource(
+            config, bus, lambda *ends: self.paths.get(ends), lambda: self.answers, [self.way], self.sysfs
+        )
         self.now_ns = START_NS
         self.seen: list[AnySignal] = []
         self.due_ns = 0
+
+    def port(self, device: str, interface: str, *gids: tuple[str, str], state: str = "4: ACTIVE") -> None:
+        """A port with these GIDs: address as sysfs has it, and type."""
+        place = self.sysfs / device / "ports/1"
+        for index, (gid, kind) in enumerate(gids):
+            files = (f"gids/{index}", gid), (f"gid_attrs/types/{index}", kind), (f"gid_attrs/ndevs/{index}", interface)
+            for name, text in files:
+                (place / name).parent.mkdir(parents=True, exist_ok=True)
+                (place / name).write_text(text)
+        (place / "state").write_text(state)
 
     def run(self, ms: float, *doing: Callable[[int], None]) -> None:
         """Let time pass."""
@@ -317,6 +332,75 @@ def test_a_path_that_is_cut_is_dead_and_comes_back(world: World) -> None:
     world.run(400, keeps(sender, 16), link.step)
     world.run(1100, keeps(sender, 16), link.step)
     assert world.verdict() == "ok"
+
+
+V1, V2 = "IB/RoCE v1", "RoCE v2"
+ANY = "0000:0000:0000:0000:0000:ffff:0a06:"  # 10.6.
+LINK_LOCAL = "fe80:0000:0000:0000:0000:00ff:fe00:0001"
+FIRST = Path("here", "peer", "10.6.1.2", "", "rail1")
+SECOND = Path("here", "peer", "10.6.2.2", "", "rail2")
+STRANGER = Path("here", "stranger", "10.6.3.2", "", "rail2")
+
+
+def dead_sender(world: World) -> Callable[[], RdmaQueuePair]:
+    """A queue pair to the peer's first address whose path is cut; what is said of it, later and later."""
+    world.port("mlx5_0", "rail1", (f"{ANY}0101", V2))
+    world.paths = {("10.6.1.2", "rail1"): FIRST}
+    sender = world.sender()
+    sender.row["remote"]["bytes"] = np.frombuffer(ipaddress.IPv6Address("::ffff:10.6.1.2").packed, np.uint8)
+    world.run(300, keeps(sender, 16), Link(sender, 10 * GBIT).step)
+    assert all((each.path_answers, each.backups, each.no_backup) == (None, [], "") for each in world.pairs())
+
+    def later() -> RdmaQueuePair:
+        world.run(1500, keeps(sender, 16))
+        assert world.verdict() == "dead"
+        return world.pairs()[-1]
+
+    return later
+
+
+def test_a_dead_queue_pair_is_told_with_what_reaches_its_peer_otherwise(world: World) -> None:
+    world.port("mlx5_1", "rail2", (LINK_LOCAL, V2), (f"{ANY}0201", V1), (f"{ANY}0201", V2))
+    world.port("mlx5_2", "rail2", (f"{ANY}0209", V2), state="1: DOWN")
+    world.answers = {FIRST: False, SECOND: True, STRANGER: True}
+    told = dead_sender(world)()
+    assert told.path == FIRST
+    assert told.path_answers is False
+    assert told.backups == [RdmaBackup("mlx5_1", 1, 2, f"10.6.2.1 {V2}", "10.6.2.2", SECOND)]
+    assert told.no_backup == ""
+
+
+@pytest.mark.parametrize(
+    ("answers", "why"),
+    [
+        ({FIRST: False, SECOND: False}, "no other path to peer answers probes"),
+        ({FIRST: True, STRANGER: True}, "no other path to peer answers probes"),
+        ({FIRST: False, Path("here", "peer", "10.6.1.2", "10.6.1.9", "rail1"): True}, "no other path to peer"),
+        ({FIRST: False, SECOND: True}, "rail2 answers probes of peer, but no active RDMA port has a GID there"),
+        ({STRANGER: True}, "no measured path leads to 10.6.1.2"),
+    ],
+)
+def test_a_dead_queue_pair_without_a_backup_is_told_with_the_reason(
+    world: World, answers: dict[Path, bool], why: str
+) -> None:
+    world.port("mlx5_1", "rail2", (LINK_LOCAL, V2))
+    later = dead_sender(world)
+    if FIRST not in answers:
+        world.paths.clear()
+        world.source._identify(next(iter(world.source.watch.register.pairs.values())))
+    world.answers = answers
+    told = later()
+    assert told.path_answers is answers.get(FIRST)
+    assert told.backups == []
+    assert told.no_backup.startswith(why)
+
+
+def test_a_backup_comes_and_goes_with_the_answers_of_its_path(world: World) -> None:
+    world.port("mlx5_1", "rail2", (f"{ANY}0201", V2))
+    later = dead_sender(world)
+    for answers in (False, True, False):
+        world.answers = {FIRST: False, SECOND: answers}
+        assert bool(later().backups) is answers
 
 
 def test_a_host_without_processor_is_not_a_dead_path(world: World) -> None:

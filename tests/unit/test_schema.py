@@ -61,9 +61,9 @@ UNIT = re.compile(r"_(ns|us|ppb|bps|mbps|bytes|segments|packets|share|mhz|w|c|pp
 WITHOUT = """
     aggregator agreeing ambiguous answered_run behind busy capacity carrier_changes cnp_received cnp_sent
     communicator_rank completed confidence connections created differs_at drops duplicates ecc_corrected
-    ecc_corrected_total ecc_uncorrected ecc_uncorrected_total ecn_marked errors evicted failures fast flows gpu
-    group_id high joined limit link local_port local_rank loss_bound lost low memory_busy messages missed
-    missed_extra neighbours netns nexthop_id operations out_of_sequence outlier_edges outstanding overlimits
+    ecc_corrected_total ecc_uncorrected ecc_uncorrected_total ecn_marked errors evicted failures fast flows
+    gid_index gpu group_id high joined limit link local_port local_rank loss_bound lost low memory_busy messages
+    missed missed_extra neighbours netns nexthop_id operations out_of_sequence outlier_edges outstanding overlimits
     overtaken packets pairs_kept pairs_rejected pcie_generation pcie_generation_max pcie_replays pcie_width
     pcie_width_max pid pings port ports_in_all posted priority processes qp_number queue_id queue_pairs rank
     ras_ranks readings received received_drops received_errors receiver_not_ready receives_completed receives_posted

@@ -20,9 +20,11 @@ from pytools.signals import (
     Link,
     LinkEvent,
     Owner,
+    Path,
     PathEcn,
     PathMtu,
     Pause,
+    RdmaBackup,
     RdmaPort,
     RdmaQueuePair,
     Retransmissions,
@@ -252,6 +254,18 @@ def test_queue_pairs_the_worst_first_with_the_reason() -> None:
         *("rxe0 qp 4", "ib_write_bw (815)", "rc", "5,000", "100", "91.0 Gbit/s", "5.20 µs", "0", "congested")
     ]
     assert row(table, "→ 10.9.0.2 qp 19")[1:] == ["tap", "4,900", "6.2 MiB", "92.0 Gbit/s", "21.00 µs", "for 4.00 s"]
+
+
+def test_dead_queue_pairs_are_shown_with_what_could_be_used_instead() -> None:
+    other = Path("h1", "h2", "10.9.1.2", "", "rail2")
+    backup = RdmaBackup("rxe1", 1, 3, "10.9.1.1 RoCE v2", "10.9.1.2", other)
+    dead = samples.rdma_qp(1, verdict="dead", path_answers=False, backups=[backup])
+    alone = samples.rdma_qp(2, verdict="dead", path_answers=True, no_backup="no other path to h2 answers probes")
+    lines = shown("rdma", known(dead, alone), width=200).splitlines()
+    assert any(line.endswith(f"; its path {dead.path} does not answer probes") for line in lines)
+    assert any(line.endswith(f"; its path {alone.path} answers probes") for line in lines)
+    assert "  backup: rxe1/1 GID 3 (10.9.1.1 RoCE v2) → 10.9.1.2; h1>h2 dev rail2 answers probes" in lines
+    assert "  no backup: no other path to h2 answers probes" in lines
 
 
 def test_bytes_and_rates_beyond_32_bits_are_whole() -> None:

@@ -6,7 +6,7 @@ Reading blocks: a hardware driver may ask its firmware for each file.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -101,8 +101,8 @@ class Sysfs:
                 found[int(index)] = f"{_address(gid)} {self._read(port, f'gid_attrs/types/{index}')}".strip()
         return dict(sorted(found.items()))
 
-    def interface(self, port: Port, gids: Mapping[int, str]) -> str:
-        """The network interface beneath; empty for none."""
+    def interface(self, port: Port, gids: Iterable[int]) -> str:
+        """The network interface beneath the first of these GIDs that has one; empty for none."""
         names = (self._read(port, f"gid_attrs/ndevs/{index}") for index in gids)
         return next((name for name in names if name), "")
 

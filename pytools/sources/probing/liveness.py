@@ -123,6 +123,11 @@ class Liveness(Growing):
             self._peers[index], self._addresses[index] = peers[path.destination], addresses[path.address]
         self._request_keys = {pinned.index: (mapped(pinned.path.address), pinned.ifindex) for pinned in paths}
 
+    def answering(self) -> dict[Path, bool]:
+        """Every path that is probed, and whether the last answer that was due came; as of the latest `look`."""
+        answers = (self.missed == 0) & (self._arrived_ns > 0)
+        return {path: bool(answers[index]) for index, path in self._paths.items()}
+
     # ---- what happens ----
 
     def sent(self, times_ns: Times, counts: Counts) -> None:

@@ -15,6 +15,7 @@ from pytools.estimators.suspects import Thing, Witness, suspects
 from pytools.estimators.windows import MISSING
 from pytools.signals import Bandwidth, Quantiles, RdmaQueuePair, RdmaSuspects
 from pytools.sources.rdma import table as tables
+from pytools.sources.rdma.backups import Backups, Found
 from pytools.sources.rdma.register import QueuePair
 from pytools.sources.rdma.watching import Watch
 
@@ -29,8 +30,8 @@ _UNJUDGED: Final = ("no_demand", "unknown")
 class Reports:
     """Makes the signals."""
 
-    def __init__(self, host: str, watch: Watch) -> None:
-        self._host, self._watch = host, watch
+    def __init__(self, host: str, watch: Watch, backups: Backups) -> None:
+        self._host, self._watch, self._backups = host, watch, backups
         self._window_ns = 0
         self._completed: dict[int, int] = {}  # at the beginning of the window
 
@@ -78,6 +79,8 @@ class Reports:
         last = {name: int(values[row]) for name, values in watch.last.items()}
         completed = last["completed"] - self._completed.get(row, 0)
         statuses = watch.statuses(row)
+        dead = int(watch.verdicts.verdict[row]) == verdicts.DEAD and not closed
+        found = self._backups.find(pair, now_ns) if dead else Found()
         return RdmaQueuePair(
             host=self._host,
             at_ns=now_ns,
@@ -107,6 +110,9 @@ class Reports:
             since_ns=int(watch.verdicts.since_ns[row]),
             closed=closed,
             uid=pair.uid,
+            path_answers=found.path_answers,
+            backups=list(found.backups),
+            no_backup=found.no_backup,
             **{name: last[name] for name in _SAME_NAME},
         )
 

@@ -24,6 +24,7 @@ from pytools.kernel.rdma_class import SYSFS, absent, listed
 from pytools.signals import Path, RdmaSight
 from pytools.sources.links.rdma_sysfs import Sysfs
 from pytools.sources.rdma import table as tables
+from pytools.sources.rdma.backups import Backups, PathsAnswering
 from pytools.sources.rdma.owners import Process, process_owner
 from pytools.sources.rdma.receivers import NotReady
 from pytools.sources.rdma.register import QueuePair
@@ -48,6 +49,7 @@ class RdmaSource:
     Args:
         ways: The ways in; closed with this.
         path_of: Which measured path, if any, a remote address and an interface make.
+        answering: The measured paths, and whether each answers its probes.
     """
 
     def __init__(
@@ -55,13 +57,14 @@ class RdmaSource:
         config: AgentConfig,
         bus: Bus,
         path_of: Callable[[str, str], Path | None],
+        answering: PathsAnswering,
         ways: Sequence[Way],
         sysfs: File = SYSFS,
     ) -> None:
         self._host, self._bus, self._path_of, self._ways = config.host, bus, path_of, ways
         self._sysfs, self._ports = sysfs, Sysfs(sysfs)
         self.watch = Watch(config.rdma, self._describe, NotReady(sysfs))  # the state of every queue pair
-        self._reports = Reports(config.host, self.watch)
+        self._reports = Reports(config.host, self.watch, Backups(self._ports, answering))
         self._interval_ns = int(config.rdma.interval_ms * _MS)
         self._window_ns = config.windows.long_ns
         self._way_due = [0] * len(ways)

@@ -10,7 +10,7 @@ import contextlib
 import selectors
 import time
 from collections import ChainMap
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from pathlib import Path as File
 from typing import TYPE_CHECKING, Final
 
@@ -33,13 +33,20 @@ class RdmaWhenThere:
 
     Args:
         path_of: Which measured path, if any, a remote address and an interface make.
+        answering: The measured paths, and whether each answers its probes.
         tap_socket: Where tapped processes ask for their table.
     """
 
     def __init__(
-        self, config: AgentConfig, bus: Bus, path_of: Callable[[str, str], Path | None], tap_socket: File
+        self,
+        config: AgentConfig,
+        bus: Bus,
+        path_of: Callable[[str, str], Path | None],
+        answering: Callable[[], Mapping[Path, bool]],
+        tap_socket: File,
     ) -> None:
-        self._config, self._bus, self._path_of, self._tap_socket = config, bus, path_of, tap_socket
+        self._config, self._bus, self._tap_socket = config, bus, tap_socket
+        self._path_of, self._answering = path_of, answering
         self.programs: dict[str, int] = {}
         self.failed: ChainMap[str, str] = ChainMap()
         self._selector: selectors.BaseSelector | None = None
@@ -111,7 +118,7 @@ class RdmaWhenThere:
                 rows = loaded.map("rdma_table")
                 per_user = self._config.rdma.tap_tables_per_user
                 ways.append(TapServer(self._tap_socket, rows.value, rows.max_entries, per_user))
-            source = RdmaSource(self._config, self._bus, self._path_of, ways)
+            source = RdmaSource(self._config, self._bus, self._path_of, self._answering, ways)
             undo.pop_all()
         assert self._selector is not None
         self._closing.enter_context(loaded)
