@@ -2,7 +2,7 @@
 PYTHON := .venv/bin/python
 PYTEST := $(PYTHON) -m pytest
 BENCHES = $(if $(NAME),bench/$(NAME).py,$(sort $(filter-out bench/_%,$(wildcard bench/*.py))))
-C_SOURCES = $(wildcard bpf/*.[ch] bpf/*/*.h pytools/sources/*/*.c pytools/sources/*/*/*.[ch])
+C_SOURCES = $(wildcard bpf/*.[ch] bpf/*/*.h pytools/sources/*/*.c pytools/sources/*/*/*.[ch] examples/nccl-net/*.[ch])
 PROOFS = $(if $(NAME),tests/prove/$(NAME).py,$(sort $(filter-out tests/prove/_%,$(wildcard tests/prove/*.py))))
 
 # In continuous integration a missing capability is a failure, not a skip.

@@ -17,7 +17,8 @@ SPDX = re.compile(r"^(/\*|//) SPDX-License-Identifier: (?P<expression>[\w.() -]+
 def main() -> int:
     """Look at every C file of the repository."""
     wrong, named = [], {"Apache-2.0"}
-    files = sorted(path for end in ("*.c", "*.h") for top in ("bpf", "pytools") for path in (ROOT / top).rglob(end))
+    tops = ("bpf", "examples", "pytools")
+    files = sorted(path for end in ("*.c", "*.h") for top in tops for path in (ROOT / top).rglob(end))
     for path in files:
         first = path.read_text().splitlines()[0]
         found = SPDX.match(first)
