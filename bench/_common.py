@@ -77,7 +77,10 @@ def note(text: str) -> None:
 def alternating(rounds: int, *sides: Callable[[], _Result]) -> list[list[_Result]]:
     """Run each side once as a warm-up, then all of them in turn; every other round runs them in reverse.
 
-    Returns what each side returned, one per round.
+    Returns
+    -------
+    list of list
+        What each side returned, one per round.
     """
     results: list[list[_Result]] = [[] for _ in sides]
     for side in sides:

@@ -124,9 +124,12 @@ def _configuration(node: _Node, bfd: Bfd) -> dict[str, str]:
 class Frr:
     """FRR at work on a lab.
 
-    Args:
-        lab: Whose hosts and rails it routes for.
-        bfd: How it watches its neighbours.
+    Parameters
+    ----------
+    lab : Lab
+        Whose hosts and rails it routes for.
+    bfd : Bfd
+        How it watches its neighbours.
     """
 
     def __init__(self, lab: Lab, bfd: Bfd) -> None:
@@ -193,7 +196,13 @@ class Frr:
 
 @contextlib.contextmanager
 def routed(lab: Lab, bfd: Bfd) -> Iterator[Frr]:
-    """Let FRR route between the hosts of a lab for a while. Raises CapabilityError if it is not installed."""
+    """Let FRR route between the hosts of a lab for a while.
+
+    Raises
+    ------
+    CapabilityError
+        If it is not installed.
+    """
     if not available():
         raise CapabilityError("FRR is not installed", "apt-get install frr")
     clear(lab)

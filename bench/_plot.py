@@ -15,9 +15,12 @@ STEPS = (1, 2, 5)
 def lines(curves: Mapping[str, Sequence[tuple[float, float]]], across: str, up: str) -> str:
     """Draw some curves.
 
-    Args:
-        curves: Name -> points (x, y), y above zero.
-        across, up: What the axes mean.
+    Parameters
+    ----------
+    curves : mapping
+        Name -> points (x, y), y above zero.
+    across, up : str
+        What the axes mean.
     """
     points = [point for curve in curves.values() for point in curve]
     most_x = max(x for x, _ in points)

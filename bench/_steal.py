@@ -46,7 +46,13 @@ def real_time(priority: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def steal(seed: int = 1, priority: int = PRIORITY) -> Iterator[None]:
-    """Run CPU steal while the context lasts. Raises CapabilityError if the kernel refuses real-time priority."""
+    """Run CPU steal while the context lasts.
+
+    Raises
+    ------
+    CapabilityError
+        If the kernel refuses real-time priority.
+    """
     burners: list[subprocess.Popen[bytes]] = []
     cpus = sorted(os.sched_getaffinity(0))
     try:

@@ -87,7 +87,13 @@ def _longest(at_ns: NDArray[np.int64], from_ns: int, to_ns: int) -> Pause:
 
 
 class Stream:
-    """A stream at work, until it is ended. Raises SwerveError if no socket's packets take the rail."""
+    """A stream at work, until it is ended.
+
+    Raises
+    ------
+    SwerveError
+        If no socket's packets take the rail.
+    """
 
     def __init__(self, lab: Lab, source: Host, sink: Host, rail: int, directory: Path) -> None:
         self._file = directory / f"arrivals-{time.monotonic_ns()}"

@@ -68,8 +68,10 @@ NETNS: Final = click.option(
 def common(follows: bool = True) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Give a command the options that all commands share, as one argument `options`.
 
-    Args:
-        follows: Whether the command can go on showing (`--interval`, `--count`).
+    Parameters
+    ----------
+    follows : bool
+        Whether the command can go on showing (`--interval`, `--count`).
     """
     listed = [
         click.option("-j", "--json", is_flag=True, help="Print JSON, one object per line."),
@@ -128,8 +130,12 @@ UNTIL: Final = click.option("--until", metavar="TIME", help="End at TIME; same f
 def recording_of(options: Options) -> Path:
     """Where the flight recorder of an instance writes.
 
-    Raises UsageError if the agent's configuration is there and wrong.
-    Raises RefusedError if somebody else could have written it.
+    Raises
+    ------
+    UsageError
+        If the agent's configuration is there and wrong.
+    RefusedError
+        If somebody else could have written it.
     """
     from pytools import config, directories
 

@@ -216,7 +216,10 @@ def own_name() -> str:
 def load(path: Path) -> AgentConfig:
     """Read and check a configuration; `read` without the hints.
 
-    Raises SwerveError as `read`.
+    Raises
+    ------
+    SwerveError
+        As `read`.
     """
     return read(path)[0]
 
@@ -224,10 +227,14 @@ def load(path: Path) -> AgentConfig:
 def read(path: Path) -> tuple[AgentConfig, tuple[str, ...]]:
     """A checked configuration, and hints how to write what is in the spelling of earlier versions.
 
-    Raises UsageError if the file is missing, is not YAML, or has a field that does not fit; names the line and the
-    field.
-    Raises RefusedError if somebody else could have written it: it says whom to probe and where a key is.
-    Raises CapabilityError if this user may not read it.
+    Raises
+    ------
+    UsageError
+        If the file is missing, is not YAML, or has a field that does not fit; names the line and the field.
+    RefusedError
+        If somebody else could have written it: it says whom to probe and where a key is.
+    CapabilityError
+        If this user may not read it.
     """
     page = directories.page("config.md")
     try:
@@ -341,7 +348,10 @@ def _location(path: str) -> Location:
 def checked(config: AgentConfig, where: str, reader: Reader | None = None) -> AgentConfig:
     """The same configuration, once its values are known to make sense.
 
-    Raises UsageError if an address is no address, an address is used twice, or a number is out of its range.
+    Raises
+    ------
+    UsageError
+        If an address is no address, an address is used twice, or a number is out of its range.
     """
 
     def wrong(field: str, what: str, step: str = "") -> UsageError:

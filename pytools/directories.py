@@ -100,7 +100,10 @@ def tap_socket(netns: str | None) -> Path:
 def default_config(netns: str | None) -> Path:
     """The agent's configuration when `--config` is not given: the instance's own (a lab's), else where one looks.
 
-    Raises RefusedError if somebody else could have written the one that is there.
+    Raises
+    ------
+    RefusedError
+        If somebody else could have written the one that is there.
     """
     return _first([runtime_dir(netns) / CONFIG, *searched(CONFIG)], "--config")
 
@@ -108,7 +111,10 @@ def default_config(netns: str | None) -> Path:
 def default_policy() -> Path:
     """The policy when `--policy` is not given.
 
-    Raises RefusedError if somebody else could have written the one that is there.
+    Raises
+    ------
+    RefusedError
+        If somebody else could have written the one that is there.
     """
     return _first(searched(POLICY), "--policy")
 
@@ -156,13 +162,21 @@ def _first(places: Sequence[Path], option: str) -> Path:
 def read_obeyed(path: Path, limit: int, *, guarded: bool = True) -> bytes:
     """What is in a file that will be obeyed, as configuration or policy.
 
-    Args:
-        path: The file, however it was found: who names one knows its name, not who else may write it.
-        limit: Read no more bytes than this.
-        guarded: Refuse a file that somebody else could have written. Only for explaining is this not needed.
+    Parameters
+    ----------
+    path : Path
+        The file, however it was found: who names one knows its name, not who else may write it.
+    limit : int
+        Read no more bytes than this.
+    guarded : bool
+        Refuse a file that somebody else could have written. Only for explaining is this not needed.
 
-    Raises OSError if it cannot be read.
-    Raises RefusedError if somebody else could have written it.
+    Raises
+    ------
+    OSError
+        If it cannot be read.
+    RefusedError
+        If somebody else could have written it.
     """
     with open(path, "rb", opener=without_waiting) as file:
         if guarded and (why := unsafe(path, os.fstat(file.fileno()))):
@@ -182,9 +196,14 @@ def unsafe(path: Path, opened: os.stat_result, trusted: Sequence[int] = ()) -> s
     to us, and be writable by nobody else. A directory that holds only a link to the file may have any mode where its
     mount is read-only: so Kubernetes mounts a ConfigMap, mode 0777 above links to a directory of mode 0755.
 
-    Args:
-        opened: What it is: of the descriptor where there is one, so that nobody can change it in between.
-        trusted: Users that may own it as well.
+    Parameters
+    ----------
+    path : Path
+        The file.
+    opened : os.stat_result
+        What it is: of the descriptor where there is one, so that nobody can change it in between.
+    trusted : sequence of int
+        Users that may own it as well.
     """
     if not stat.S_ISREG(opened.st_mode):
         return "it is not a regular file"

@@ -9,9 +9,12 @@ from __future__ import annotations
 class SwerveError(Exception):
     """Something failed at run time.
 
-    Args:
-        what: What failed, and where (one sentence, no trailing full stop).
-        next_step: What the reader can do about it; empty when there is nothing to do.
+    Parameters
+    ----------
+    what : str
+        What failed, and where (one sentence, no trailing full stop).
+    next_step : str
+        What the reader can do about it; empty when there is nothing to do.
     """
 
     exit_code = 1

@@ -26,21 +26,31 @@ def supports_one_way(state: ClockState) -> bool:
 class Measure:
     """What is measured: its figures have a unit, an error, a metric and a signal of the policy in common.
 
-    Attributes:
-        name: As metrics, `--sort` and, where it `holds`, policies call it.
-        of_direction: Whether each direction of a path has it, else the path.
-        words, heading: As sentences, and as columns call it.
-        parts: Field of the record by part: a quantile, or nothing. A share is a count of its field, of that and those
-            of `rest`.
-        spare: Parts whose column may be left out of a table, the highest number first.
-        compared: Whether it is a fact only where the clocks of both ends are compared.
-        error, hard_error: Fields of its error: under the stated allowance for asymmetric paths, and with none; empty:
-            it has none.
-        help, error_help: What its metric is, and what the error is of.
-        metric: In place of `name` in the metric's.
-        rule, holds, clears: Of policies: what a condition about it is, when it holds, and when it is clear; empty:
-            there is none.
-        least: The lowest threshold that is suggested, of shares.
+    Attributes
+    ----------
+    name : str
+        As metrics, `--sort` and, where it `holds`, policies call it.
+    of_direction : bool
+        Whether each direction of a path has it, else the path.
+    words, heading : str
+        As sentences, and as columns call it.
+    parts : mapping
+        Field of the record by part: a quantile, or nothing. A share is a count of its field, of that and those of
+        `rest`.
+    spare : mapping
+        Parts whose column may be left out of a table, the highest number first.
+    compared : bool
+        Whether it is a fact only where the clocks of both ends are compared.
+    error, hard_error : str
+        Fields of its error: under the stated allowance for asymmetric paths, and with none; empty: it has none.
+    help, error_help : str
+        What its metric is, and what the error is of.
+    metric : str
+        In place of `name` in the metric's.
+    rule, holds, clears : str
+        Of policies: what a condition about it is, when it holds, and when it is clear; empty: there is none.
+    least : float
+        The lowest threshold that is suggested, of shares.
     """
 
     name: str

@@ -19,8 +19,10 @@ _STATUS_BYTES: Final = 1024
 class Manager:
     """The service manager that started this process, if one did.
 
-    Args:
-        environment: Where it says how it is reached, and how often it wants to hear that we live.
+    Parameters
+    ----------
+    environment : mapping
+        Where it says how it is reached, and how often it wants to hear that we live.
     """
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:

@@ -55,7 +55,10 @@ def owner_of(place: Path) -> tuple[int, int] | None:
 def as_owner(place: Path) -> Iterator[None]:
     """Reach a path, within the block, as the user who can change what it leads to; a no-op unless we are root.
 
-    Raises PermissionError if that user may not reach what is in it, and who it is.
+    Raises
+    ------
+    PermissionError
+        If that user may not reach what is in it, and who it is.
     """
     owner = owner_of(place) if os.geteuid() == 0 else None
     if owner is None:
@@ -79,10 +82,19 @@ def beside(path: Path) -> Path:
 def replace(path: Path, data: bytes, *, durable: bool = False) -> None:
     """Give a file other contents, mode 0600, as a whole: whoever reads it finds the former ones or these.
 
-    Args:
-        durable: Whether that is on disk when this returns; its name has to be synced besides.
+    Parameters
+    ----------
+    path : Path
+        The file.
+    data : bytes
+        What it shall hold.
+    durable : bool
+        Whether that is on disk when this returns; its name has to be synced besides.
 
-    Raises OSError if it cannot be written; the file has the former contents then.
+    Raises
+    ------
+    OSError
+        If it cannot be written; the file has the former contents then.
     """
     fresh = beside(path)
     with as_owner(fresh):
@@ -114,8 +126,14 @@ def _become(uid: int, gid: int) -> None:
 class ReplacedFile:
     """A file that is replaced from time to time; an error is reported when it is another one than the last time.
 
-    Args:
-        makes_directory: Whether its directory is made, with mode 0700, when it is missing.
+    Parameters
+    ----------
+    path : Path
+        The file.
+    report : callable
+        Takes the error.
+    makes_directory : bool
+        Whether its directory is made, with mode 0700, when it is missing.
     """
 
     def __init__(self, path: Path, report: Callable[[OSError], None], *, makes_directory: bool = False) -> None:

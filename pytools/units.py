@@ -49,7 +49,10 @@ def _exactly(count: int, units: dict[str, int]) -> str:
 def parse_duration(text: object, longest_ns: int = LONGEST) -> int:
     """Nanoseconds in a duration such as `40ms` or `1.5s`.
 
-    Raises ValueError if it is not a string of a number and a unit, or longer than `longest_ns` (a century).
+    Raises
+    ------
+    ValueError
+        If it is not a string of a number and a unit, or longer than `longest_ns` (a century).
     """
     found = _parse(text, "duration", SCHEMA_DURATION, UNITS)
     if found > longest_ns:
@@ -72,7 +75,13 @@ def duration_yaml(ns: int) -> str:
 
 
 def parse_rate(text: object) -> int:
-    """Bits per second in a rate such as `10mbit`. Raises ValueError if it is not a string of a number and a unit."""
+    """Bits per second in a rate such as `10mbit`.
+
+    Raises
+    ------
+    ValueError
+        If it is not a string of a number and a unit.
+    """
     return _parse(text, "rate", SCHEMA_RATE, RATE_UNITS)
 
 
@@ -90,7 +99,13 @@ def rate_yaml(bps: int) -> str:
 
 
 def parse_size(text: object) -> int:
-    """Bytes in a size such as `64MiB`. Raises ValueError if it is not a string of a number and a unit."""
+    """Bytes in a size such as `64MiB`.
+
+    Raises
+    ------
+    ValueError
+        If it is not a string of a number and a unit.
+    """
     return _parse(text, "size", _SIZE, SIZE_UNITS)
 
 

@@ -44,7 +44,13 @@ class NotYamlError(ValueError):
 
 
 def decoded(data: bytes) -> str:
-    """The text of a file. Raises NotYamlError if it is not UTF-8."""
+    """The text of a file.
+
+    Raises
+    ------
+    NotYamlError
+        If it is not UTF-8.
+    """
     try:
         return data.decode()
     except UnicodeDecodeError as error:
@@ -77,8 +83,10 @@ def _line(of: Any) -> int:
 class Reader:
     """YAML to plain values, remembering the line of every key and value.
 
-    Args:
-        aliases: Whether the file may use anchors, aliases and merge keys.
+    Parameters
+    ----------
+    aliases : bool
+        Whether the file may use anchors, aliases and merge keys.
     """
 
     def __init__(self, aliases: bool = False) -> None:
@@ -91,7 +99,10 @@ class Reader:
     def read(self, text: str) -> Any:
         """The values of a text; `lines` then has the line of each.
 
-        Raises NotYamlError if it is not YAML. What is wrong with single values is in `problems`.
+        Raises
+        ------
+        NotYamlError
+            If it is not YAML. What is wrong with single values is in `problems`.
         """
         try:
             self._loader = _Loader(text)

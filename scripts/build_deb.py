@@ -77,7 +77,10 @@ def built(tree: Path, made: native.Native) -> Path:
 def put_python(tree: Path, wheels: list[Path]) -> None:
     """The environment: its packages, what is compiled of ours, the launcher.
 
-    Raises SystemExit if the wheels are not all that is needed.
+    Raises
+    ------
+    SystemExit
+        If the wheels are not all that is needed.
     """
     for wheel in wheels:
         vendored.unpack(wheel, tree / SITE)
@@ -119,7 +122,10 @@ def completion(shell: str) -> str:
 def put_units(tree: Path) -> None:
     """What is in packaging/systemd: units, users and directories. Nothing enables or starts them.
 
-    Raises SystemExit if there is a file of another kind: it would be left out in silence.
+    Raises
+    ------
+    SystemExit
+        If there is a file of another kind: it would be left out in silence.
     """
     for file in sorted((PACKAGING / "systemd").glob("*")):
         if file.suffix in UNITS:
@@ -182,7 +188,10 @@ def shared_libraries(tree: Path) -> str:
 def own_wheel(target: Path) -> Path:
     """Ours, by way of the source distribution; from a copy, so that neither an earlier build nor one beside gets in.
 
-    Raises SystemExit if it cannot be built.
+    Raises
+    ------
+    SystemExit
+        If it cannot be built.
     """
     with tempfile.TemporaryDirectory() as directory:
         for name in ("pytools", "steering", "bpf", "LICENSES"):

@@ -98,7 +98,10 @@ def missing(site: Path) -> list[str]:
 def fetch(arch: str, target: Path) -> list[Path]:
     """The locked wheels, from the package index, each checked against its hash.
 
-    Raises SystemExit if there is no lock for this architecture, or a wheel cannot be had or is another one.
+    Raises
+    ------
+    SystemExit
+        If there is no lock for this architecture, or a wheel cannot be had or is another one.
     """
     lock = lock_file(arch)
     if not lock.exists():
@@ -110,7 +113,10 @@ def fetch(arch: str, target: Path) -> list[Path]:
 def unpack(wheel: Path, site: Path) -> None:
     """Put a wheel's files where Python finds them.
 
-    Raises SystemExit if it has files that belong elsewhere, or would write outside.
+    Raises
+    ------
+    SystemExit
+        If it has files that belong elsewhere, or would write outside.
     """
     with zipfile.ZipFile(wheel) as archive:
         for name in archive.namelist():

@@ -24,10 +24,18 @@ MOST_WAITING: Final = 1024  # acts; more than a policy lets happen in minutes
 class AgentLink:
     """A client of the agent that survives the agent.
 
-    Args:
-        received: Takes what arrives, as soon as it arrives.
-        connected: Called after each new connection: the agent may be another one.
-        say: Takes a line for the log.
+    Parameters
+    ----------
+    path : Path
+        The agent's socket.
+    kinds : frozenset of str
+        The signals to ask for.
+    received : callable
+        Takes what arrives, as soon as it arrives.
+    connected : callable
+        Called after each new connection: the agent may be another one.
+    say : callable
+        Takes a line for the log.
     """
 
     def __init__(

@@ -51,8 +51,10 @@ def _clocks() -> tuple[int, int, int]:
 class Sleeps:
     """Notices suspends: CLOCK_BOOTTIME has run away from CLOCK_MONOTONIC.
 
-    Args:
-        clocks: Reads CLOCK_MONOTONIC, CLOCK_BOOTTIME, and CLOCK_MONOTONIC again: we may be kept waiting in between.
+    Parameters
+    ----------
+    clocks : callable
+        Reads CLOCK_MONOTONIC, CLOCK_BOOTTIME, and CLOCK_MONOTONIC again: we may be kept waiting in between.
     """
 
     def __init__(self, clocks: Callable[[], tuple[int, int, int]] = _clocks) -> None:

@@ -29,7 +29,13 @@ def host_key(address: str) -> Key | None:
 
 
 class LongestPrefix(Generic[T]):
-    """Looks up among prefixes."""
+    """Looks up among prefixes.
+
+    Parameters
+    ----------
+    values : mapping of Key
+        What is found, by prefix.
+    """
 
     def __init__(self, values: Mapping[Key, T]) -> None:
         self.values = values

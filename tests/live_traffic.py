@@ -28,10 +28,14 @@ _FAMILIES = {4: socket.AF_INET, 6: socket.AF_INET6}
 class Traffic:
     """Datagrams and connections of both families.
 
-    Args:
-        sender, receiver: Namespaces.
-        sources, peers: Addresses by family.
-        device: What the sender's sockets are bound to, as in a VRF; empty for nothing.
+    Parameters
+    ----------
+    sender, receiver : str
+        Namespaces.
+    sources, peers : dict
+        Addresses by family.
+    device : str
+        What the sender's sockets are bound to, as in a VRF; empty for nothing.
     """
 
     def __init__(

@@ -69,10 +69,14 @@ def environment(strip: bool = False) -> dict[str, str]:
 class App:
     """A running `verbs_app`: one command a line, one answer a line (see tests/native/verbs_app.c).
 
-    Args:
-        before: What starts it, such as a launcher and its arguments.
-        flags: For the compiler; `-DDLOPEN` has it open the library by hand.
-        more: Added to its environment.
+    Parameters
+    ----------
+    before : sequence of str
+        What starts it, such as a launcher and its arguments.
+    flags : str
+        For the compiler; `-DDLOPEN` has it open the library by hand.
+    more : mapping
+        Added to its environment.
     """
 
     def __init__(self, *flags: str, before: tuple[str, ...] = (), more: Mapping[str, str] | None = None) -> None:

@@ -52,11 +52,14 @@ class PacketRuns:
     ) -> Run:
         """Run a program on one packet.
 
-        Args:
-            mark, ifindex: Of the packet; interface 0 is the loopback.
-            segments, segment_bytes: How many packets GRO or GSO is said to have merged into this one; the payload of
-                each but the last.
-            repeat: How often; the program must leave the packet as it is.
+        Parameters
+        ----------
+        mark, ifindex : int
+            Of the packet; interface 0 is the loopback.
+        segments, segment_bytes : int
+            How many packets GRO or GSO is said to have merged into this one; the payload of each but the last.
+        repeat : int
+            How often; the program must leave the packet as it is.
         """
         data, left, context = self._places
         ctypes.memmove(data, frame, len(frame))

@@ -39,9 +39,12 @@ _LISTEN_BACKLOG = 512
 class Ways:
     """Which way the connections of a host to a port took.
 
-    Args:
-        rail: With inner routers.
-        host: Whose connections are counted.
+    Parameters
+    ----------
+    rail : Rail
+        With inner routers.
+    host : Host
+        Whose connections are counted.
     """
 
     def __init__(self, rail: Rail, host: Host, port: int = SERVICE) -> None:
@@ -142,9 +145,12 @@ def connect(host: Host, address: str, count: int, at_once: int = 20, wait_s: flo
 class LiveWays:
     """Which way each TCP connection of a host over one family takes, by its packets where they enter an inner router.
 
-    Args:
-        rail: With inner routers.
-        host: Whose connections are looked at.
+    Parameters
+    ----------
+    rail : Rail
+        With inner routers.
+    host : Host
+        Whose connections are looked at.
     """
 
     def __init__(self, rail: Rail, host: Host, port: int = SERVICE, family: int = 6) -> None:
@@ -194,11 +200,16 @@ class LiveWays:
 class Live:
     """Connections that send a little all the time; a thread of their own writes and reads them.
 
-    Args:
-        client, server: Between which they are.
-        address: Of the server.
-        count: So many.
-        protocol: Of the sockets.
+    Parameters
+    ----------
+    client, server : Host
+        Between which they are.
+    address : str
+        Of the server.
+    count : int
+        So many.
+    protocol : int
+        Of the sockets.
     """
 
     def __init__(

@@ -221,10 +221,14 @@ def start_perftest(
 ) -> Running:
     """Start a server and, once it listens, a client.
 
-    Args:
-        iterations: Messages per queue pair; None: run for `duration_s`.
-        extended: Post by the extended API (perftest's choice), or by ibv_post_send.
-        prefix, env: Put before the command, and into the environment, of both.
+    Parameters
+    ----------
+    iterations : int or None
+        Messages per queue pair; None: run for `duration_s`.
+    extended : bool
+        Post by the extended API (perftest's choice), or by ibv_post_send.
+    prefix, env
+        Put before the command, and into the environment, of both.
     """
     words = [test, "-s", str(size), "-q", str(queue_pairs), "-F", "-p", str(_PORT)]
     words += ["-n", str(iterations)] if duration_s is None else ["-D", str(duration_s)]

@@ -149,9 +149,12 @@ backend=stderr
 class ByFiles:
     """A daemon in a namespace that has a file for each interface, and a /run of its own, without udev.
 
-    Args:
-        netns: The namespace.
-        place: A directory for its files and for what it keeps while it is started again.
+    Parameters
+    ----------
+    netns : str
+        The namespace.
+    place : Path
+        A directory for its files and for what it keeps while it is started again.
     """
 
     def __init__(self, netns: str, place: Path) -> None:
@@ -210,9 +213,12 @@ class NetworkManager(ByFiles):
 class Dnsmasq:
     """A DHCP server that announces routers, too.
 
-    Args:
-        netns: The namespace.
-        place: A directory for its files.
+    Parameters
+    ----------
+    netns : str
+        The namespace.
+    place : Path
+        A directory for its files.
     """
 
     def __init__(self, netns: str, place: Path) -> None:

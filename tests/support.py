@@ -129,10 +129,14 @@ def require(*names: str) -> None:
 def wait_until(condition: Callable[[], T | None], deadline_s: float, what: str, every_s: float = 0.01) -> T:
     """Ask again until the condition holds, and return what it returned; fail once the deadline has passed.
 
-    Args:
-        condition: Asked without arguments; holds when what it returns is true.
-        deadline_s: How long to wait, before SWERVE_SLOW_FACTOR.
-        what: Named in the failure: "the agent's socket appears".
+    Parameters
+    ----------
+    condition : callable
+        Asked without arguments; holds when what it returns is true.
+    deadline_s : float
+        How long to wait, before SWERVE_SLOW_FACTOR.
+    what : str
+        Named in the failure: "the agent's socket appears".
     """
     limit_s = deadline_s * slow_factor()
     end = time.monotonic() + limit_s

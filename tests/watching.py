@@ -42,8 +42,10 @@ def send_now(sender: Sender) -> None:
 class Watcher:
     """One host: its sources, and all that they have told.
 
-    Attributes:
-        due: When each source's `tick` is to be called again.
+    Attributes
+    ----------
+    due : dict
+        When each source's `tick` is to be called again.
     """
 
     def __init__(self, namespace: str, config: AgentConfig) -> None:

@@ -45,7 +45,17 @@ class Standing:
 
 
 class Heartbeat(Source):
-    """Tells the manager that the agent is ready, alive and how it stands; the log what changed."""
+    """Tells the manager that the agent is ready, alive and how it stands; the log what changed.
+
+    Parameters
+    ----------
+    standing : callable
+        How the agent stands.
+    drops : callable
+        Everything lost so far, by name.
+    began_ns : int
+        When the agent was started.
+    """
 
     def __init__(
         self, manager: Manager, standing: Callable[[], Standing], drops: Callable[[], Mapping[str, int]], began_ns: int

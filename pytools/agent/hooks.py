@@ -57,8 +57,10 @@ def link_observers(loaded: Loaded) -> tuple[_Hook, ...]:
 class Hooks(Source):
     """Keeps our programs attached to the interfaces that carry paths, as these come and go.
 
-    Attributes:
-        called: Programs that are called by those that are attached: the kernel counts no runs of theirs.
+    Attributes
+    ----------
+    called : frozenset of str
+        Programs that are called by those that are attached: the kernel counts no runs of theirs.
     """
 
     def __init__(self, loaded: Loaded, interfaces: Callable[[], Iterable[str]]) -> None:

@@ -60,11 +60,16 @@ _S = TypeVar("_S", bound=Source)
 class Agent(Closing):
     """All sources of one namespace, wired; enter the namespace before making one.
 
-    Args:
-        namespace: The name of the namespace, for the place of the control socket.
-        compilation: Of `pytools.sources.programs.all_of(config)`, which may be under way since before this module was
-            imported.
-        read: Reads the configuration again, for `reload`.
+    Parameters
+    ----------
+    config : AgentConfig
+        Whom to probe, and how.
+    namespace : str, optional
+        The name of the namespace, for the place of the control socket.
+    compilation : Compilation
+        Of `pytools.sources.programs.all_of(config)`, which may be under way since before this module was imported.
+    read : callable, optional
+        Reads the configuration again, for `reload`.
     """
 
     def __init__(
@@ -278,7 +283,10 @@ def run(
 ) -> None:
     """Run an agent in a namespace until SIGTERM or SIGINT; at SIGHUP it reads its configuration again.
 
-    Raises SwerveError if it cannot start: no bcc, no privilege, another agent serves this namespace.
+    Raises
+    ------
+    SwerveError
+        If it cannot start: no bcc, no privilege, another agent serves this namespace.
     """
     if namespace is not None:
         netns.enter(namespace)

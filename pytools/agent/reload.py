@@ -102,8 +102,10 @@ _S = TypeVar("_S", bound=Source)
 class Slot(Generic[_S]):
     """A source that may be restarted while the others go on; its drop counters include those before.
 
-    Args:
-        make: Makes the source for a configuration; None where it wants none.
+    Parameters
+    ----------
+    make : callable
+        Makes the source for a configuration; None where it wants none.
     """
 
     def __init__(self, make: Callable[[AgentConfig], _S | None], config: AgentConfig) -> None:
@@ -132,7 +134,10 @@ class Slot(Generic[_S]):
     def renew(self, config: AgentConfig) -> None:
         """Make the source for another configuration; if that fails, for the one before.
 
-        Raises SwerveError if it failed.
+        Raises
+        ------
+        SwerveError
+            If it failed.
         """
         self._end()
         try:

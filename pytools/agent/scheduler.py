@@ -15,9 +15,12 @@ from pytools.sources.source import Source
 class Scheduler:
     """Calls the sources of an agent, in the order in which they were added.
 
-    Args:
-        selector: Where sources wait for descriptors; `key.data` is a callable that takes the event mask.
-        before_waiting: Called after the sources, before anything is waited for.
+    Parameters
+    ----------
+    selector : BaseSelector
+        Where sources wait for descriptors; `key.data` is a callable that takes the event mask.
+    before_waiting : callable
+        Called after the sources, before anything is waited for.
     """
 
     def __init__(self, selector: selectors.BaseSelector, before_waiting: Callable[[], None]) -> None:
@@ -30,10 +33,12 @@ class Scheduler:
     def add(self, source: Source, late_ns: int | Callable[[], int] = 0, at_events: bool = False) -> None:
         """Call this source, too; at once first.
 
-        Args:
-            late_ns: How late it may be called, so that it shares the turn of others; a callable says so after each
-                turn.
-            at_events: Call it after every event as well: it may have been woken, and knows when it is due.
+        Parameters
+        ----------
+        late_ns : int or callable
+            How late it may be called, so that it shares the turn of others; a callable says so after each turn.
+        at_events : bool
+            Call it after every event as well: it may have been woken, and knows when it is due.
         """
         if at_events:
             self._woken.append(len(self.sources))

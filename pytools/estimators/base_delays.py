@@ -53,7 +53,13 @@ class Base(NamedTuple):
 
 
 class BaseDelays(Growing):
-    """The base delay of each path and direction."""
+    """The base delay of each path and direction.
+
+    Parameters
+    ----------
+    window_ns : int
+        Over which minima are taken.
+    """
 
     def __init__(self, window_ns: int) -> None:
         self.window_ns = window_ns
@@ -78,9 +84,11 @@ class BaseDelays(Growing):
     def add(self, paths: Rows, delays_ns: Times, kept: NDArray[np.bool_], seen_ns: Times) -> None:
         """Take samples into account.
 
-        Args:
-            paths, seen_ns: ndarray of int, shape (n,)
-            delays_ns, kept (ndarray, shape (3, n)): Forward, reverse and round trip, and which of them are known.
+        Parameters
+        ----------
+        paths, seen_ns : ndarray of int, shape (n,)
+        delays_ns, kept : ndarray, shape (3, n)
+            Forward, reverse and round trip, and which of them are known.
         """
         rows, times = KINDS * paths + _KIND, np.broadcast_to(seen_ns, kept.shape)
         self._minima.add(rows[kept], delays_ns[kept], times[kept])
@@ -172,9 +180,12 @@ class BaseDelays(Growing):
 
         Nobody saw what waited meanwhile. So a route that changed meanwhile counts as changed under a queue.
 
-        Args:
-            at_ns: When the predecessor knew it.
-            changed: Whether our own route along this path may be another one.
+        Parameters
+        ----------
+        at_ns : int
+            When the predecessor knew it.
+        changed : bool
+            Whether our own route along this path may be another one.
         """
         self._floor[path], self._since_ns[path] = known.floor_ns, known.since_ns
         self._support[path], self._reached_ns[path] = known.support, known.reached_ns
@@ -206,10 +217,14 @@ class BaseDelays(Growing):
         Without load means: the smallest round trips of the window spread hardly further than they ever did when nothing
         stood on the path, and no more than 1 % of its probes are lost.
 
-        Args:
-            hops: Of all probes since the last update.
-            free (ndarray of bool): By path, whether nothing is known of how its clocks drift.
-            lost (ndarray of float): By path, the share of the probes of the last window that was lost.
+        Parameters
+        ----------
+        hops : sequence of Hops
+            Of all probes since the last update.
+        free : ndarray of bool
+            By path, whether nothing is known of how its clocks drift.
+        lost : ndarray of float
+            By path, the share of the probes of the last window that was lost.
         """
         paths = np.arange(len(self._floor))
         elapsed_ns = now_ns - self._updated_ns if self._updated_ns else 0

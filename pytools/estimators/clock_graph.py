@@ -63,13 +63,18 @@ class Clocks:
 def solve(edges: Edges, hosts: int, reference: int, at_ns: int, wander_ppb_per_s: Floats | None = None) -> Clocks:
     """Offsets and drifts of all hosts against one.
 
-    Args:
-        edges: Any number; several between the same hosts, and in both directions, are welcome.
-        hosts: Owners and peers are below this.
-        reference: The host whose clock is the common one.
-        at_ns: What its clock reads at the instant that is asked for.
-        wander_ppb_per_s (ndarray, shape (hosts,), optional): How fast each host's drift changes at most;
-            WANDER_PPB_PER_S where nothing is known.
+    Parameters
+    ----------
+    edges : Edges
+        Any number; several between the same hosts, and in both directions, are welcome.
+    hosts : int
+        Owners and peers are below this.
+    reference : int
+        The host whose clock is the common one.
+    at_ns : int
+        What its clock reads at the instant that is asked for.
+    wander_ppb_per_s : ndarray, shape (hosts,), optional
+        How fast each host's drift changes at most; WANDER_PPB_PER_S where nothing is known.
     """
     readings, known = _coarse(edges, hosts, reference, at_ns)
     used = np.flatnonzero(known[edges.owner] & (edges.owner != edges.peer))

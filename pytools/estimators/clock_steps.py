@@ -65,7 +65,10 @@ def small_step(times_s: Pair, values_ns: Pair, drift: float, round_trip_ns: floa
     The smallest differences before and after a moment tell, if both make up the known round trip: then neither has
     waited. The smallest but one stands for the smallest, for fear of a wrong stamp.
 
-    Returns the moment at which the step is plainest.
+    Returns
+    -------
+    float or None
+        The moment at which the step is plainest.
     """
     if _leaves(times_s, values_ns, drift) > round_trip_ns + _SAME * noise_ns - _least_step(round_trip_ns, noise_ns):
         return None

@@ -94,22 +94,30 @@ def fit_edge(
 ) -> EdgeFit | None:
     """Offset and drift of a peer's clock over one window.
 
-    Args:
-        forward_at_ns, forward_ns (ndarray of int64, shape (pairs, 2)): Our egress stamps of both probes of each pair,
-            and the peer's ingress stamps less these; MISSING where lost.
-        reverse_at_ns, reverse_ns (ndarray of int64, shape (pairs, 2)): Our ingress stamps, and what these exceed the
-            peer's egress stamps by.
-        tolerance_ns: A pair is kept when the differences of its probes differ by no more.
-        asymmetry_share: Stated allowance: the smallest delays of the directions differ by no more than this share of
-            the round trip.
-        prior: What an earlier window gave. Its drift, let loose by the wander, guides this one; its offset never does.
-            Where this window has too few unqueued probes, the earlier ones near the prior's line are fitted with it.
-        noise_ns: Standard deviation of one stamp.
-        singles (tuple of four ndarray of int64, shape (n,), optional): All answered probes, as the first four. They are
-            looked at where the pairs do not tell enough.
-        wander_ppb_per_s: How fast the drift changes at most.
+    Parameters
+    ----------
+    forward_at_ns, forward_ns : ndarray of int64, shape (pairs, 2)
+        Our egress stamps of both probes of each pair, and the peer's ingress stamps less these; MISSING where lost.
+    reverse_at_ns, reverse_ns : ndarray of int64, shape (pairs, 2)
+        Our ingress stamps, and what these exceed the peer's egress stamps by.
+    tolerance_ns : int
+        A pair is kept when the differences of its probes differ by no more.
+    asymmetry_share : float
+        Stated allowance: the smallest delays of the directions differ by no more than this share of the round trip.
+    prior : EdgeFit, optional
+        What an earlier window gave. Its drift, let loose by the wander, guides this one; its offset never does. Where
+        this window has too few unqueued probes, the earlier ones near the prior's line are fitted with it.
+    noise_ns : float
+        Standard deviation of one stamp.
+    singles : tuple of four ndarray of int64, shape (n,), optional
+        All answered probes, as the first four. They are looked at where the pairs do not tell enough.
+    wander_ppb_per_s : float
+        How fast the drift changes at most.
 
-    Returns None when a direction has no probe at all.
+    Returns
+    -------
+    EdgeFit or None
+        None when a direction has no probe at all.
     """
     forward = sift(forward_at_ns, forward_ns, tolerance_ns)
     reverse = sift(reverse_at_ns, reverse_ns, tolerance_ns)

@@ -51,7 +51,10 @@ class Cluster:
 def groups(history: DriftHistory) -> Collocations:
     """Which hosts share an oscillator, as far as the history says.
 
-    Every host of the history is in exactly one group, or alone, or unknown.
+    Returns
+    -------
+    Collocations
+        Every host of the history is in exactly one group, or alone, or unknown.
     """
     found = history.frequencies()
     span_ns = int(found.at_ns[-1] - found.at_ns[0]) if len(found.at_ns) else 0

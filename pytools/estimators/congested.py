@@ -43,10 +43,15 @@ class Floor:
     def add(self, at_ns: int, round_trip_ns: int, noise_ns: float, share: float) -> int:
         """Take one window's smallest round trip into account.
 
-        Args:
-            noise_ns, share: Round trips are the same when they differ by no more than this and this share of the floor.
+        Parameters
+        ----------
+        noise_ns, share : float
+            Round trips are the same when they differ by no more than this and this share of the floor.
 
-        Returns the smallest of the recent past, or of the last windows where these are all the same.
+        Returns
+        -------
+        int
+            The smallest of the recent past, or of the last windows where these are all the same.
         """
         floor_ns = min(self._kept[0][1], round_trip_ns) if self._kept else round_trip_ns
         self._first_ns = at_ns if self._first_ns is None else self._first_ns
@@ -115,12 +120,21 @@ def _open(fit: EdgeFit, half_ns: float, allowance_ns: float) -> EdgeFit:
 def tempered(fit: EdgeFit, prior: EdgeFit | None, floor_ns: int, asymmetry_share: float) -> EdgeFit:
     """A window's line, corrected by the earlier one as far as its probes waited.
 
-    Args:
-        fit: What the window says.
-        prior: What was said before it; after a step nothing that came before counts.
-        floor_ns: The round trip when nothing waits.
+    Parameters
+    ----------
+    fit : EdgeFit
+        What the window says.
+    prior : EdgeFit, optional
+        What was said before it; after a step nothing that came before counts.
+    floor_ns : int
+        The round trip when nothing waits.
+    asymmetry_share : float
+        See `fit_edge`.
 
-    Its sigma and bound take the excess in where the prior does not help.
+    Returns
+    -------
+    EdgeFit
+        With sigma and bound that take the excess in where the prior does not help.
     """
     excess_ns = fit.round_trip_min_ns - floor_ns
     allowance_ns = asymmetry_share * floor_ns / 2

@@ -40,12 +40,16 @@ def stamp_bound(foreign: NDArray[np.bool_]) -> Times:
 class Clocks:
     """How the two clocks of each path stand, one element per path.
 
-    Attributes:
-        absolute (ndarray of bool): Whether a one-way delay is a fact.
-        bound_ns, hard_bound_ns (ndarray of int64): What the peer's clock against ours is known to; 0 where both ends
-            read one clock.
-        free (ndarray of bool): Whether nothing is known of how the two drift.
-        jitter_ns (ndarray of int64): By how much corrections made at different times may differ.
+    Attributes
+    ----------
+    absolute : ndarray of bool
+        Whether a one-way delay is a fact.
+    bound_ns, hard_bound_ns : ndarray of int64
+        What the peer's clock against ours is known to; 0 where both ends read one clock.
+    free : ndarray of bool
+        Whether nothing is known of how the two drift.
+    jitter_ns : ndarray of int64
+        By how much corrections made at different times may differ.
     """
 
     absolute: NDArray[np.bool_]
@@ -58,13 +62,14 @@ class Clocks:
 def corrected(values_ns: Times, offsets_ns: Times, drifts_ppb: NDArray[np.float64]) -> Times:
     """One-way delays from differences of stamps of two clocks.
 
-    Args:
-        values_ns (ndarray of int64): Forward: the peer's ingress stamp minus our egress stamp; reverse: our ingress
-            stamp minus the peer's egress.
-        offsets_ns (ndarray of int64): Forward: the peer's clock minus ours at our stamp; reverse: ours minus the peer's
-            at our stamp.
-        drifts_ppb (ndarray of float): How fast the peer's clock runs against ours: its stamp is taken one delay after
-            ours (forward) or before it.
+    Parameters
+    ----------
+    values_ns : ndarray of int64
+        Forward: the peer's ingress stamp minus our egress stamp; reverse: our ingress stamp minus the peer's egress.
+    offsets_ns : ndarray of int64
+        Forward: the peer's clock minus ours at our stamp; reverse: ours minus the peer's at our stamp.
+    drifts_ppb : ndarray of float
+        How fast the peer's clock runs against ours: its stamp is taken one delay after ours (forward) or before it.
     """
     delays_ns = values_ns - offsets_ns
     drifting = np.where(np.abs(delays_ns) < _DRIFTING_NS, delays_ns, 0)
@@ -74,9 +79,12 @@ def corrected(values_ns: Times, offsets_ns: Times, drifts_ppb: NDArray[np.float6
 def queueing_bound(stamps_ns: Times, base_age_ns: Times, clocks: Clocks) -> Times:
     """What a queueing delay is good to: two differences of stamps, and the drift of free clocks between them.
 
-    Args:
-        stamps_ns (ndarray of int64): As `stamp_bound` gives it.
-        base_age_ns (ndarray of int64): How long ago the minimum was taken that the delay is compared with.
+    Parameters
+    ----------
+    stamps_ns : ndarray of int64
+        As `stamp_bound` gives it.
+    base_age_ns : ndarray of int64
+        How long ago the minimum was taken that the delay is compared with.
     """
     drift = clocks.jitter_ns
     if np.count_nonzero(clocks.free):
@@ -88,14 +96,18 @@ def queueing_bound(stamps_ns: Times, base_age_ns: Times, clocks: Clocks) -> Time
 class Figures:
     """Both directions of several paths over one window; MISSING where there is nothing.
 
-    Attributes:
-        samples (ndarray of int64, shape (2, paths)): Forward and reverse.
-        delays (ndarray of int64, shape (4, 2, paths)): Smallest, p50, p99 and last.
-        base: What the queueing delays are measured against.
-        round_trip_min: ndarray of int64, shape (paths,)
-        jitter: ndarray of int64, shape (2, paths)
-        jitter_drift (ndarray of int64, shape (2, paths)): How far free clocks may have drifted between two samples of
-            it, weighted as they are.
+    Attributes
+    ----------
+    samples : ndarray of int64, shape (2, paths)
+        Forward and reverse.
+    delays : ndarray of int64, shape (4, 2, paths)
+        Smallest, p50, p99 and last.
+    base : Base
+        What the queueing delays are measured against.
+    round_trip_min : ndarray of int64, shape (paths,)
+    jitter : ndarray of int64, shape (2, paths)
+    jitter_drift : ndarray of int64, shape (2, paths)
+        How far free clocks may have drifted between two samples of it, weighted as they are.
     """
 
     samples: NDArray[np.int64]
@@ -109,9 +121,12 @@ class Figures:
 def summarise(samples: Samples, base: BaseDelays, rows: Rows, begin_ns: int, now_ns: int, at_most: int) -> Figures:
     """Figures of some paths over the window from `begin_ns` to now.
 
-    Args:
-        samples: Of a row for each path: forward and reverse delay, and round trip.
-        at_most: Look at this many of the newest samples of each row.
+    Parameters
+    ----------
+    samples : Samples
+        Of a row for each path: forward and reverse delay, and round trip.
+    at_most : int
+        Look at this many of the newest samples of each row.
     """
     ordered, counts, last, came = samples.since(rows, begin_ns, at_most)
     ranked = nearest_rank(ordered, counts, _PERCENT)
@@ -130,11 +145,16 @@ def jitter(came: Times, counts: NDArray[np.int64]) -> Times:
     A window begins anew, so the figure is divided by what J lacks for having begun at 0: it is of the same size in
     short windows and in long ones, where both are the same.
 
-    Args:
-        came (ndarray of int64, shape (..., k)): As `Samples.since` gives them: the newest first.
-        counts: ndarray of int64, shape (...)
+    Parameters
+    ----------
+    came : ndarray of int64, shape (..., k)
+        As `Samples.since` gives them: the newest first.
+    counts : ndarray of int64, shape (...)
 
-    Returns: ndarray of int64. MISSING where there are fewer than two samples.
+    Returns
+    -------
+    ndarray of int64
+        MISSING where there are fewer than two samples.
     """
     width = came.shape[-1]
     known = came != MISSING
@@ -174,9 +194,12 @@ def published(
     A one-way delay below zero but within its bound is given as zero: the interval around it is still true. An error of
     the offset makes one direction longer and the other shorter, so it counts twice in their difference.
 
-    Args:
-        foreign (ndarray of bool): Whether the peer's stamps are taken in user space.
-        queueing: Of single probes, for each direction one per path; None where there is none.
+    Parameters
+    ----------
+    foreign : ndarray of bool
+        Whether the peer's stamps are taken in user space.
+    queueing : sequence of sequence of Histogram
+        Of single probes, for each direction one per path; None where there is none.
     """
     stamps, measured = stamp_bound(foreign), figures.samples > 0
     bound_ns, absolute = stamps + clocks.bound_ns, measured & clocks.absolute

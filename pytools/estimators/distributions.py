@@ -25,9 +25,12 @@ class Distribution(NamedTuple):
 def by_group(values: NDArray[np.int64], group: NDArray[Any], groups: int, percent: Sequence[int]) -> Distribution:
     """Nearest-rank percentiles: the smallest value with `percent` % of its group at or below it.
 
-    Args:
-        group (ndarray of int): Of each value, from 0.
-        percent: 1 to 100; 100 is the largest.
+    Parameters
+    ----------
+    group : ndarray of int
+        Of each value, from 0.
+    percent : sequence of int
+        1 to 100; 100 is the largest.
     """
     ordered = values[np.lexsort((values, group))]
     count = np.bincount(group, minlength=groups).astype(np.int64)
@@ -46,9 +49,11 @@ def by_group(values: NDArray[np.int64], group: NDArray[Any], groups: int, percen
 def histograms(delays_ns: Times, known: NDArray[np.bool_]) -> list[Histogram]:
     """How many delays of each row are of each class, and their sum; what is below zero counts as zero.
 
-    Args:
-        delays_ns: ndarray of int64, shape (rows, k)
-        known (ndarray of bool, shape (rows, k)): Which of them count.
+    Parameters
+    ----------
+    delays_ns : ndarray of int64, shape (rows, k)
+    known : ndarray of bool, shape (rows, k)
+        Which of them count.
     """
     classes = len(DELAY_BOUNDS_NS) + 1
     values = np.maximum(delays_ns, 0)

@@ -36,9 +36,12 @@ class Frequencies:
 class DriftHistory:
     """The last rows of every host's oscillator frequency, in bounded memory.
 
-    Args:
-        depth: How many rows are kept.
-        window_ns: How much time each drift was fitted over: a slew that changes meanwhile is in it by an unknown share.
+    Parameters
+    ----------
+    depth : int
+        How many rows are kept.
+    window_ns : int
+        How much time each drift was fitted over: a slew that changes meanwhile is in it by an unknown share.
     """
 
     def __init__(self, depth: int = _DEPTH, window_ns: int = _WINDOW_NS) -> None:
@@ -64,13 +67,16 @@ class DriftHistory:
         One that comes too soon is left out: its window is nearly the last one's. A time that is not after the last one
         (a stepped clock) begins a new history.
 
-        Args:
-            at_ns: When the drifts' windows ended.
-            hosts: In any order; the reference itself has a drift of 0.
-            drift_ppb, sigma_ppb (array_like, shape (hosts,)): Against the reference, positive when the host's clock is
-                faster, and the standard deviation.
-            slew_ppb (array_like, shape (hosts,)): By how much the host's time service runs its clock faster than its
-                oscillator.
+        Parameters
+        ----------
+        at_ns : int
+            When the drifts' windows ended.
+        hosts : sequence of str
+            In any order; the reference itself has a drift of 0.
+        drift_ppb, sigma_ppb : array_like, shape (hosts,)
+            Against the reference, positive when the host's clock is faster, and the standard deviation.
+        slew_ppb : array_like, shape (hosts,)
+            By how much the host's time service runs its clock faster than its oscillator.
         """
         if self._rows and at_ns <= self._last_ns:
             self._clear()

@@ -54,9 +54,11 @@ class Wander:
 def describe(found: Frequencies) -> tuple[Shapes, Bools]:
     """The shapes of every host's frequency, and of which hosts there are figures enough and good enough.
 
-    Returns:
-        shapes: Shapes
-        usable (ndarray of bool, shape (hosts,)): Shapes of the others are arbitrary.
+    Returns
+    -------
+    shapes : Shapes
+    usable : ndarray of bool, shape (hosts,)
+        Shapes of the others are arbitrary.
     """
     known = ~np.isnan(found.ppb)
     ppb = np.where(known, found.ppb, 0.0)

@@ -67,9 +67,12 @@ class HopCounts:
     def look(self, now_ns: int, hops: Sequence[Hops], queued: Callable[[int, int, int], bool]) -> Iterator[Other]:
         """Find out which paths have other hop counts than before.
 
-        Args:
-            hops: Of all probes since the last look.
-            queued: Whether something waited on a path now just before a moment.
+        Parameters
+        ----------
+        hops : sequence of Hops
+            Of all probes since the last look.
+        queued : callable
+            Whether something waited on a path now just before a moment.
         """
         if not hops:
             return

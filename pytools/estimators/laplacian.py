@@ -20,9 +20,12 @@ _TINY: Final = 1e-300
 class Graph:
     """Edges in both directions, sorted by where they lead, so that sums over a vertex's edges are contiguous.
 
-    Args:
-        tails, heads (ndarray of int, shape (edges,)): Both ends of each edge; there is at least one.
-        vertices: How many there are; each must have an edge.
+    Parameters
+    ----------
+    tails, heads : ndarray of int, shape (edges,)
+        Both ends of each edge; there is at least one.
+    vertices : int
+        How many there are; each must have an edge.
     """
 
     def __init__(self, tails: Places, heads: Places, vertices: int) -> None:
@@ -69,10 +72,14 @@ class Graph:
 
         No vertex is held: on an expander every mode is then equally stiff, but for the one that is of no interest.
 
-        Args:
-            weights (ndarray, shape (edges,)): Positive.
-            right (ndarray, shape (vertices,)): Of sum zero.
-            tolerance: Of the residual, relative to the right side, both scaled by the diagonal.
+        Parameters
+        ----------
+        weights : ndarray, shape (edges,)
+            Positive.
+        right : ndarray, shape (vertices,)
+            Of sum zero.
+        tolerance : float
+            Of the residual, relative to the right side, both scaled by the diagonal.
         """
         half_weights = weights[self.edge]
         diagonal = self.degrees(weights)
@@ -120,7 +127,10 @@ class Graph:
 def spanning_levels(tails: Places, heads: Places, vertices: int, root: int) -> list[tuple[Places, Places]]:
     """A breadth-first tree: for each level, the edges taken and whether each is taken from head to tail.
 
-    `reversed` holds 1 where the head was reached first.
+    Returns
+    -------
+    list of (edges, reversed)
+        `reversed` holds 1 where the head was reached first.
     """
     order = np.argsort(np.concatenate([tails, heads]), kind="stable")
     leads_to = np.concatenate([heads, tails])[order]

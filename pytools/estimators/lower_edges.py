@@ -105,11 +105,18 @@ def lower_edges(
 ) -> LowerEdges:
     """Fit both lines.
 
-    Args:
-        times_s, values_ns (pairs of ndarray): Forward and reverse measurements, means of two probes first.
-        means: How many measurements of each direction are means.
-        noise_ns: Standard deviation of a difference of two stamps; means have less.
-        drift_guess (pair of float): A drift known from elsewhere and its standard deviation.
+    Parameters
+    ----------
+    times_s, values_ns : pairs of ndarray
+        Forward and reverse measurements, means of two probes first.
+    means : pair of int
+        How many measurements of each direction are means.
+    first : Corridor
+        Where to start.
+    noise_ns : float
+        Standard deviation of a difference of two stamps; means have less.
+    drift_guess : pair of float
+        A drift known from elsewhere and its standard deviation.
     """
     cloud = _near(times_s, values_ns, means, first, noise_ns)
     guess, precision = drift_guess[0], drift_guess[1] ** -2.0
@@ -189,8 +196,10 @@ def _climb(cloud: _Cloud, first: Corridor, noise_ns: float, guess: float, precis
 def _free(spread: float, drift_sigma: float, noise_ns: float) -> float:
     """Free parameters of the line in one direction: its height, and its slope unless a good guess fixes it.
 
-    Args:
-        spread: Mean square of the times.
+    Parameters
+    ----------
+    spread : float
+        Mean square of the times.
     """
     turns = (drift_sigma / (2 * noise_ns)) ** 2 * spread
     return 1 + turns / (1 + turns)
@@ -205,8 +214,10 @@ def _waits(
     queued probes from each other: 1 / density. The likelihood ratio against a model without unqueued probes says how
     probable that is; as many probes as the line has free parameters are no evidence.
 
-    Args:
-        gains (list of float): The logarithm of that ratio for each direction, but for the number of unqueued probes.
+    Parameters
+    ----------
+    gains : list of float
+        The logarithm of that ratio for each direction, but for the number of unqueued probes.
     """
     waits, most, both = [], [], 1.0
     for direction in range(2):

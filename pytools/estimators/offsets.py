@@ -77,11 +77,17 @@ _STATED_POWER: Final = WANDER_PPB_PER_S**2 / 2  # mean square of such a sinusoid
 def wander(times_s: NDArray[np.float64], drifts_ppb: NDArray[np.float64], sigmas_ppb: NDArray[np.float64]) -> float:
     """How fast a rate changes at most, in ppb per second: the amplitude of a sinusoid of the same power.
 
-    Args:
-        times_s (ndarray): When each drift was found, ascending.
-        drifts_ppb, sigmas_ppb (ndarray): Each drift and its standard deviation.
+    Parameters
+    ----------
+    times_s : ndarray
+        When each drift was found, ascending.
+    drifts_ppb, sigmas_ppb : ndarray
+        Each drift and its standard deviation.
 
-    Not below WANDER_PPB_PER_S, and that where there are no two windows apart.
+    Returns
+    -------
+    float
+        Not below WANDER_PPB_PER_S; that where there are no two windows apart.
     """
     earlier = np.searchsorted(times_s, times_s - APART_S + _SLACK_S, side="right") - 1
     later = np.flatnonzero(earlier >= 0)

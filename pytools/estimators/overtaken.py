@@ -28,16 +28,19 @@ _SIGMAS: Final = 1.5
 class Overtaken(NamedTuple):
     """Probes that a later one by another path has overtaken and no later one of their own session has passed.
 
-    Attributes:
-        paths, sent_ns, leads_ns (ndarray of int, shape (n,)): Of each probe: its path, when it was sent, and how much
-            later one was that is answered.
-        there_ns (ndarray of int64, shape (n,)): How much later one was that came to the peer first; MISSING where the
-            peer does not say.
-        late (ndarray of bool, by path): Whether one has come to the peer `LATE_NS` after a later one by another path:
-            it was not lost.
-        runs (ndarray of int64, by path): How many probes are unanswered since the latest answer.
-        losses (ndarray of float, by path): How large the share of lost probes may be, by those that were passed, of
-            this path lately, and of the other paths to the same peer since this one has not answered.
+    Attributes
+    ----------
+    paths, sent_ns, leads_ns : ndarray of int, shape (n,)
+        Of each probe: its path, when it was sent, and how much later one was that is answered.
+    there_ns : ndarray of int64, shape (n,)
+        How much later one was that came to the peer first; MISSING where the peer does not say.
+    late : ndarray of bool, by path
+        Whether one has come to the peer `LATE_NS` after a later one by another path: it was not lost.
+    runs : ndarray of int64, by path
+        How many probes are unanswered since the latest answer.
+    losses : ndarray of float, by path
+        How large the share of lost probes may be, by those that were passed, of this path lately, and of the other
+        paths to the same peer since this one has not answered.
     """
 
     paths: Rows
@@ -67,10 +70,12 @@ def may_be_lost(lost: int, answered: int) -> float:
 def waiting(runs: NDArray[np.int64], loss: NDArray[np.float64], late: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """On which paths so many probes in a row are not lost by chance, but once in 10^5 times.
 
-    Args:
-        loss (ndarray of float): How large the share of lost probes may be by what is known, above 0.
-        late (ndarray of bool): Whether an answer has lately come late. Where none has, it is likelier that loss has
-            just begun.
+    Parameters
+    ----------
+    loss : ndarray of float
+        How large the share of lost probes may be by what is known, above 0.
+    late : ndarray of bool
+        Whether an answer has lately come late. Where none has, it is likelier that loss has just begun.
     """
     share = np.where(late, loss, np.maximum(loss, _SUDDEN))
     found: NDArray[np.bool_] = runs * np.log(share) <= math.log(_BY_CHANCE)
@@ -82,14 +87,21 @@ def half_waited(paths: Rows, leads_ns: Times, answered: NDArray[np.int64], rows:
 
     The answered ones are all taken to have waited less, so the figure errs on the low side.
 
-    Args:
-        paths (ndarray of int, shape (n,)): Path of each overtaken probe.
-        leads_ns (ndarray of int64, shape (n,)): It has waited at least so long.
-        answered (ndarray of int64, shape (rows,)): How many probes of each row were answered in the window.
-        rows (ndarray of int, shape (rows,)): The paths asked for.
+    Parameters
+    ----------
+    paths : ndarray of int, shape (n,)
+        Path of each overtaken probe.
+    leads_ns : ndarray of int64, shape (n,)
+        It has waited at least so long.
+    answered : ndarray of int64, shape (rows,)
+        How many probes of each row were answered in the window.
+    rows : ndarray of int, shape (rows,)
+        The paths asked for.
 
-    Returns overtaken and waited_ns, both ndarray of int64, shape (rows,). `waited_ns` is MISSING where fewer than half
-    were overtaken.
+    Returns
+    -------
+    overtaken, waited_ns : ndarray of int64, shape (rows,)
+        `waited_ns` is MISSING where fewer than half were overtaken.
     """
     counts, waited = np.zeros(len(rows), np.int64), np.full(len(rows), MISSING)
     behind = set(paths.tolist())

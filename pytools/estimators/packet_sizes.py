@@ -38,12 +38,16 @@ class Shot:
 class Sizes:
     """What is known of one path, and how far a search has come.
 
-    Attributes:
-        full, smallest: What the path should take, and what every round sends as well, last, to see that the path is
-            alive.
-        works, fails: The largest size that came back, and the smallest that does not.
-        narrow: Which way does not take `fails`.
-        told: What somebody on the way says the path takes: looked at first, never believed.
+    Attributes
+    ----------
+    full, smallest : int
+        What the path should take, and what every round sends as well, last, to see that the path is alive.
+    works, fails : int or None
+        The largest size that came back, and the smallest that does not.
+    narrow : str
+        Which way does not take `fails`.
+    told : int or None
+        What somebody on the way says the path takes: looked at first, never believed.
     """
 
     full: int
@@ -109,8 +113,14 @@ def _told(state: Sizes) -> set[int]:
 def learn(state: Sizes, sent: Sequence[Shot], passed: Sequence[bool], understood: bool = True) -> Sizes:
     """What is known once a round is over, of a path that is alive.
 
-    Args:
-        understood: Whether the other end is known to answer every size; if not, what does not come back says nothing.
+    Parameters
+    ----------
+    sent : sequence of Shot
+        What `shots` said.
+    passed : sequence of bool
+        Which of them came back.
+    understood : bool
+        Whether the other end is known to answer every size; if not, what does not come back says nothing.
     """
     if all(passed) and state.settled:
         return state

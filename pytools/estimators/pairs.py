@@ -37,10 +37,12 @@ class Probes:
 def sift(at_ns: Times, difference_ns: Times, tolerance_ns: int) -> Probes:
     """The mean of each kept pair, and the faster probe (or the only one that arrived) of every other pair.
 
-    Args:
-        at_ns, difference_ns (ndarray of int64, shape (pairs, 2)): When each probe passed here, and the difference of
-            its two stamps; MISSING where it was lost.
-        tolerance_ns: A pair is kept when its two differences differ by no more.
+    Parameters
+    ----------
+    at_ns, difference_ns : ndarray of int64, shape (pairs, 2)
+        When each probe passed here, and the difference of its two stamps; MISSING where it was lost.
+    tolerance_ns : int
+        A pair is kept when its two differences differ by no more.
     """
     unknown = (at_ns == MISSING) | (difference_ns == MISSING)
     lost = bool(unknown.any())
@@ -77,10 +79,12 @@ def sift(at_ns: Times, difference_ns: Times, tolerance_ns: int) -> Probes:
 def with_singles(probes: Probes, at_ns: Times, difference_ns: Times, paired_ns: Times) -> Probes:
     """The same, and all single probes beside them: those that passed here when no probe of a pair did.
 
-    Args:
-        at_ns, difference_ns (ndarray of int64, shape (n,)): All probes of this direction, those of pairs included;
-            MISSING where lost.
-        paired_ns (ndarray of int64): When the probes of pairs passed here.
+    Parameters
+    ----------
+    at_ns, difference_ns : ndarray of int64, shape (n,)
+        All probes of this direction, those of pairs included; MISSING where lost.
+    paired_ns : ndarray of int64
+        When the probes of pairs passed here.
     """
     single = (at_ns != MISSING) & (difference_ns != MISSING) & ~np.isin(at_ns, paired_ns)
     return Probes(

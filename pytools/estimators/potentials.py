@@ -41,9 +41,10 @@ class Potentials:
 def fit(graph: Graph, measured: Floats, sigma: Floats, ground: int, most: Floats | float = np.inf) -> Potentials:
     """Fit potentials to differences (head less tail) with their standard deviations.
 
-    Args:
-        most (ndarray or float): How far each edge can be off for a reason that is common to all; one that is off by
-            more is wrong in itself.
+    Parameters
+    ----------
+    most : ndarray or float
+        How far each edge can be off for a reason that is common to all; one that is off by more is wrong in itself.
     """
     # The share of the edges beyond a tree: by so much are disagreements smaller than errors, on average.
     spare = max(1.0 - (graph.vertices - 1) / len(measured), 1e-3)

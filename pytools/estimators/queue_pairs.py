@@ -59,8 +59,10 @@ class Served(NamedTuple):
 def sliding(chain: Chain, messages: int) -> tuple[Rows, Floats, Ints]:
     """Windows of consecutive messages that end with a new one.
 
-    Returns rows, bits_per_s and end_ns. A rate is the bytes of the window by the time from its first post to its last
-    completion.
+    Returns
+    -------
+    rows, bits_per_s, end_ns : ndarray
+        Bytes of the window by the time from its first post to its last completion.
     """
     last = np.flatnonzero(chain.fresh)
     last = last[last >= messages - 1]

@@ -160,13 +160,21 @@ class Rates:
 def run_masks(requests_per_s: Floats, group: Rows, budget_per_s: int, readable_per_s: float) -> NDArray[np.uint64]:
     """How to time requests so that each process stays within its budget: run numbers ANDed with it must be zero.
 
-    Args:
-        requests_per_s (ndarray of float64): Of each queue pair.
-        group (ndarray of int): Its process, from 0.
-        budget_per_s: Timed requests a second per process; 0: none are timed.
-        readable_per_s: Timed requests a second of one queue pair that can be read before they are written over.
+    Parameters
+    ----------
+    requests_per_s : ndarray of float64
+        Of each queue pair.
+    group : ndarray of int
+        Its process, from 0.
+    budget_per_s : int
+        Timed requests a second per process; 0: none are timed.
+    readable_per_s : float
+        Timed requests a second of one queue pair that can be read before they are written over.
 
-    Returns: ndarray of uint64. 2^k - 1: one run in 2^k; all ones for none.
+    Returns
+    -------
+    ndarray of uint64
+        2^k - 1: one run in 2^k; all ones for none.
     """
     if budget_per_s == 0:
         return np.full(len(requests_per_s), np.iinfo(np.uint64).max)

@@ -32,13 +32,20 @@ Floats = NDArray[np.float64]
 class Straggler:
     """The rank that is waited for most.
 
-    Attributes:
-        rank: Which.
-        late_ns: How late it comes to a collective: median of the batches' means.
-        low_ns, high_ns: Bounds of that.
-        share: Of the collectives: in how many it is late by as much as matters.
-        collectives: From how many this is.
-        also: Other ranks that are late beyond doubt.
+    Attributes
+    ----------
+    rank : int
+        Which.
+    late_ns : float
+        How late it comes to a collective: median of the batches' means.
+    low_ns, high_ns : float
+        Bounds of that.
+    share : float
+        Of the collectives: in how many it is late by as much as matters.
+    collectives : int
+        From how many this is.
+    also : tuple of int
+        Other ranks that are late beyond doubt.
     """
 
     rank: int
@@ -53,12 +60,17 @@ class Straggler:
 def straggler(ranks: NDArray[np.int32], durations_ns: Floats) -> Straggler | None:
     """Name the rank that the others wait for.
 
-    Args:
-        ranks (ndarray, shape (r,)): Their numbers.
-        durations_ns (ndarray, shape (n, r)): Of the kernels of each collective, in order; `collectives.by_rank` makes
-            it.
+    Parameters
+    ----------
+    ranks : ndarray, shape (r,)
+        Their numbers.
+    durations_ns : ndarray, shape (n, r)
+        Of the kernels of each collective, in order; `collectives.by_rank` makes it.
 
-    Returns None if it is nobody, or too few collectives to say.
+    Returns
+    -------
+    Straggler or None
+        None: nobody, or too few collectives to say.
     """
     many, width = durations_ns.shape
     batches = min(many, BATCHES)

@@ -54,8 +54,10 @@ def evidence(complaining: int, others: int) -> float:
 def suspects(witnesses: Sequence[Witness]) -> list[Suspect]:
     """Hosts and links by slowness, worst first.
 
-    Args:
-        witnesses: All queue pairs with demand. Those without say nothing about anybody.
+    Parameters
+    ----------
+    witnesses : sequence of Witness
+        All queue pairs with demand. Those without say nothing about anybody.
     """
     on: dict[Thing, set[int]] = {}
     blamed: dict[Thing, set[int]] = {}

@@ -68,10 +68,14 @@ class Ways(NamedTuple):
 def group(hops: Sequence[Hop], silent: Iterable[int] = (), lowers: Hop | None = None) -> Ways:
     """Ports by the routers that they meet.
 
-    Args:
-        hops: From the first hop on; a hop that does not answer is empty.
-        silent: Ports that no router answers at a hop where others are answered, or at all: each is by itself.
-        lowers: The interface below the path's own by which each port leaves.
+    Parameters
+    ----------
+    hops : sequence of mapping
+        From the first hop on; a hop that does not answer is empty.
+    silent : iterable of int
+        Ports that no router answers at a hop where others are answered, or at all: each is by itself.
+    lowers : mapping, optional
+        The interface below the path's own by which each port leaves.
     """
     alone = sorted(set(silent))
     lowers = lowers or {}
@@ -176,11 +180,15 @@ def judge(probes: Sequence[Probes], before: Sequence[State], drift: float, stamp
     others answered meanwhile; lossy when its losses happen by theirs once in 10⁴ times; slow when three quarters of its
     newest delays are longer by 1 ms than three quarters of those of the best way.
 
-    Args:
-        before: Of each way: what is dead stays so until it answers, what is slow until half of its delays exceed those
-            by less than half a millisecond.
-        drift: Of the two clocks against each other, at most.
-        stamps_ns: The error of the difference of two stamps.
+    Parameters
+    ----------
+    before : sequence of State
+        Of each way: what is dead stays so until it answers, what is slow until half of its delays exceed those by
+        less than half a millisecond.
+    drift : float
+        Of the two clocks against each other, at most.
+    stamps_ns : int
+        The error of the difference of two stamps.
     """
     silent = [each.run >= _LEAST_RUN or each.run == len(each.sent_ns) for each in probes]
     quartiles = [
@@ -252,10 +260,13 @@ def _is_slow(quartiles: NDArray[np.float64], best: float, before: State) -> bool
 def sick_hop(good: Sequence[bool | None], first: int) -> int | None:
     """The last hop that is as it should be, if the next is not; None: not known.
 
-    Args:
-        good: Of each hop from `first` on, and at last of the far end, whether what is bad there is not seen yet; None:
-            the router does not say.
-        first: Before it nothing is bad.
+    Parameters
+    ----------
+    good : sequence of bool, optional
+        Of each hop from `first` on, and at last of the far end, whether what is bad there is not seen yet; None: the
+        router does not say.
+    first : int
+        Before it nothing is bad.
     """
     found = first - 1
     for hop, each in enumerate(good, first):

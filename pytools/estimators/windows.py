@@ -23,7 +23,10 @@ PARTS: Final = 32  # of the window of a sliding minimum
 def occurrence(rows: Rows) -> NDArray[np.intp]:
     """For each element, how many equal ones stand before it.
 
-    Returns: ndarray of intp. Zeros where every element is the first of its kind.
+    Returns
+    -------
+    ndarray of intp
+        Zeros where every element is the first of its kind.
     """
     count = len(rows)
     if len(set(rows.tolist())) == count:  # nearly always, and much cheaper than sorting
@@ -72,9 +75,12 @@ class Growing:
 class Samples(Growing):
     """The most recent samples of every row, in the order in which they were added; `grow` adds rows.
 
-    Args:
-        depth: How many samples of a row are kept; rounded up to a power of two.
-        shape: Of a sample. Each of its values may be MISSING.
+    Parameters
+    ----------
+    depth : int
+        How many samples of a row are kept; rounded up to a power of two.
+    shape : tuple of int
+        Of a sample. Each of its values may be MISSING.
     """
 
     def __init__(self, depth: int, shape: tuple[int, ...] = ()) -> None:
@@ -109,9 +115,11 @@ class Samples(Growing):
     def newest(self, rows: Rows, counts: NDArray[np.int64]) -> tuple[Times, NDArray[np.bool_]]:
         """The newest samples of some rows, so many of each, as far as they are held, whatever their time.
 
-        Returns:
-            values: ndarray of int64, shape (*shape, len(rows), k)
-            are_samples (ndarray of bool, shape (*shape, len(rows), k)): Which of them were asked for and are held.
+        Returns
+        -------
+        values : ndarray of int64, shape (*shape, len(rows), k)
+        are_samples : ndarray of bool, shape (*shape, len(rows), k)
+            Which of them were asked for and are held.
         """
         width = min(int(counts.max(initial=0)), self.depth)
         values, times = self._last(rows, width)
@@ -126,16 +134,20 @@ class Samples(Growing):
     def since(self, rows: Rows, begin_ns: int, at_most: int) -> tuple[Times, NDArray[np.int64], Times, Times]:
         """The samples of some rows that are not older than `begin_ns`, ascending.
 
-        Args:
-            at_most: Look at this many of the newest samples of each row.
+        Parameters
+        ----------
+        at_most : int
+            Look at this many of the newest samples of each row.
 
-        Returns:
-            ordered (ndarray of int64, shape (*shape, len(rows), k)): Ascending in each row; what is beyond its count is
-                no sample.
-            counts: ndarray of int64, shape (*shape, len(rows))
-            last (ndarray of int64, shape (*shape, len(rows))): The newest sample in the window, or MISSING.
-            newest_first (ndarray of int64, shape (*shape, len(rows), k)): In the order in which they came, MISSING what
-                is no sample in the window.
+        Returns
+        -------
+        ordered : ndarray of int64, shape (*shape, len(rows), k)
+            Ascending in each row; what is beyond its count is no sample.
+        counts : ndarray of int64, shape (*shape, len(rows))
+        last : ndarray of int64, shape (*shape, len(rows))
+            The newest sample in the window, or MISSING.
+        newest_first : ndarray of int64, shape (*shape, len(rows), k)
+            In the order in which they came, MISSING what is no sample in the window.
         """
         held, times = self._last(rows, min(power_of_two(at_most), self.depth))
         inside = (times >= begin_ns) & (held != MISSING)  # an empty place has a time before all others
@@ -158,12 +170,17 @@ def nearest_rank(ordered: Times, counts: NDArray[np.int64], percent: int | NDArr
 
     It is always a value that was measured, and needs no float: delays keep their nanoseconds.
 
-    Args:
-        ordered, counts (ndarray): As `Samples.since` gives them.
-        percent (int or ndarray of int): 0: the smallest. Several, along axes in front of those of `counts`, give as
-            many figures.
+    Parameters
+    ----------
+    ordered, counts : ndarray
+        As `Samples.since` gives them.
+    percent : int or ndarray of int
+        0: the smallest. Several, along axes in front of those of `counts`, give as many figures.
 
-    Returns: ndarray of int64. MISSING where a row has no sample.
+    Returns
+    -------
+    ndarray of int64
+        MISSING where a row has no sample.
     """
     places = np.maximum((counts * percent - 1) // 100, 0)
     return np.where(counts > 0, pick(ordered, places), MISSING)
@@ -211,9 +228,12 @@ class SlidingMinimum(Growing):
     def at(self, rows: Rows, now_ns: int) -> tuple[Times, Times]:
         """Minimum and the time at which it was taken, for some rows, of whatever shape.
 
-        Returns:
-            minima (ndarray of int64): MISSING where a row has no sample in the window.
-            times (ndarray of int64): They mean nothing where there is no minimum.
+        Returns
+        -------
+        minima : ndarray of int64
+            MISSING where a row has no sample in the window.
+        times : ndarray of int64
+            They mean nothing where there is no minimum.
         """
         inside = self._buckets[rows] >= now_ns // self._width_ns - PARTS
         minima = np.where(inside, self._minima[rows], NO_MINIMUM)
@@ -225,9 +245,12 @@ class SlidingMinimum(Growing):
     def parts(self, rows: Rows, now_ns: int) -> tuple[Times, Times]:
         """The minima of the parts of the window (1/32 each, and the one in progress) of some rows, in no order.
 
-        Returns:
-            minima (ndarray of int64, shape (*rows.shape, 33)): NO_MINIMUM where a part has no sample.
-            times (ndarray of int64): When each was taken; they mean nothing where there is no minimum.
+        Returns
+        -------
+        minima : ndarray of int64, shape (*rows.shape, 33)
+            NO_MINIMUM where a part has no sample.
+        times : ndarray of int64
+            When each was taken; they mean nothing where there is no minimum.
         """
         inside = self._buckets[rows] >= now_ns // self._width_ns - PARTS
         return np.where(inside, self._minima[rows], NO_MINIMUM), self._times[rows]

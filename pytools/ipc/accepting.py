@@ -22,9 +22,14 @@ LACKING: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENO
 class Accepting:
     """Accepts connections of a non-blocking listening socket, which becomes its own.
 
-    Args:
-        admit: Takes each connection, non-blocking, which is then its own.
-        at_once: The most connections that one event of the selector accepts.
+    Parameters
+    ----------
+    sock : socket
+        The listening socket.
+    admit : callable
+        Takes each connection, non-blocking, which is then its own.
+    at_once : int
+        The most connections that one event of the selector accepts.
     """
 
     def __init__(self, sock: socket.socket, admit: Callable[[socket.socket], None], at_once: int = 1) -> None:

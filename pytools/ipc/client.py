@@ -35,13 +35,23 @@ class Connection(Generic[_Told], Closing):
     In a selector: register it (it has a `fileno`), and call `read` when it is readable — one event may stand
     for many signals. Otherwise iterate, or call `next`.
 
-    Args:
-        types: Types wanted; None for all, an empty set for one that only publishes.
-        coarse: Without details: short windows of a path, delays of single connections.
+    Parameters
+    ----------
+    path : Path
+        The agent's socket.
+    types : frozenset[str] | None
+        Types wanted; None for all, an empty set for one that only publishes.
+    coarse : bool
+        Without details: short windows of a path, delays of single connections.
 
-    Raises UsageError if a type does not exist.
-    Raises SwerveError if no agent runs there.
-    Raises CapabilityError if this user may not talk to it.
+    Raises
+    ------
+    UsageError
+        If a type does not exist.
+    SwerveError
+        If no agent runs there.
+    CapabilityError
+        If this user may not talk to it.
     """
 
     def __init__(self, path: Path, types: frozenset[str] | None = None, coarse: bool = False) -> None:
@@ -60,7 +70,13 @@ class Connection(Generic[_Told], Closing):
         self.want(types)
 
     def want(self, types: frozenset[str] | None) -> None:
-        """From now on these types. Raises UsageError if a type does not exist."""
+        """From now on these types.
+
+        Raises
+        ------
+        UsageError
+            If a type does not exist.
+        """
         check_types(types)
         asked = Subscribe(None if types is None else sorted(types), self._coarse)
         self._send(msgspec.json.encode(asked) + b"\n")
@@ -71,7 +87,10 @@ class Connection(Generic[_Told], Closing):
     def read(self) -> list[_Told]:
         """What can be had without waiting, oldest first; possibly nothing.
 
-        Raises AgentGoneError if the agent closed the connection and everything before that was read.
+        Raises
+        ------
+        AgentGoneError
+            If the agent closed the connection and everything before that was read.
         """
         self._send(b"")
         while not self._gone and self._receive():
@@ -83,7 +102,13 @@ class Connection(Generic[_Told], Closing):
         return signals
 
     def next(self, timeout_s: float | None = None) -> _Told | None:
-        """The next signal, or None when none came in time. Raises AgentGoneError if the agent closed the connection."""
+        """The next signal, or None when none came in time.
+
+        Raises
+        ------
+        AgentGoneError
+            If the agent closed the connection.
+        """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not self._ready:
             if self._gone:
@@ -98,7 +123,13 @@ class Connection(Generic[_Told], Closing):
         return self._ready.popleft()
 
     def within(self, timeout_s: float) -> Iterator[_Told]:
-        """Signals as they arrive, until the time is over. Raises AgentGoneError if the agent closed the connection."""
+        """Signals as they arrive, until the time is over.
+
+        Raises
+        ------
+        AgentGoneError
+            If the agent closed the connection.
+        """
         deadline = time.monotonic() + timeout_s
         while (left_s := deadline - time.monotonic()) > 0:
             signal = self.next(left_s)
@@ -114,7 +145,10 @@ class Connection(Generic[_Told], Closing):
     def publish(self, signal: AnySignal) -> None:
         """Send a signal to the agent; never waits (what the agent does not take within bounds is counted).
 
-        Raises AgentGoneError if the agent closed the connection.
+        Raises
+        ------
+        AgentGoneError
+            If the agent closed the connection.
         """
         line = encode(signal) + b"\n"
         if len(self._unsent) + len(line) > QUEUE_BYTES:

@@ -49,18 +49,32 @@ class HostBus:
 
     Enter the network namespace first: zenoh's threads start here and stay in it, and a process has them once.
 
-    Args:
-        host: Our name, as the peers' configurations have it.
-        peers: Who is believed, and where they are; several addresses of one name are one peer.
-        settings: The port that all use, and the file with the key that all share.
+    Parameters
+    ----------
+    host : str
+        Our name, as the peers' configurations have it.
+    peers : sequence of Peer
+        Who is believed, and where they are; several addresses of one name are one peer.
+    settings : HostBus
+        The port that all use, and the file with the key that all share.
+    now : callable
+        CLOCK_MONOTONIC nanoseconds.
 
-    Raises UsageError if there is no key, or our own name is a peer's.
-    Raises SwerveError if the key is not ours alone, or the port cannot be had.
+    Raises
+    ------
+    UsageError
+        If there is no key, or our own name is a peer's.
+    SwerveError
+        If the key is not ours alone, or the port cannot be had.
 
-    Attributes:
-        probe_key: What probes are signed with.
-        connects_to: Addresses of the peers to which this host connects; the others connect to it.
-        sealer: What seals messages, and refuses those that are forged or old.
+    Attributes
+    ----------
+    probe_key : bytes
+        What probes are signed with.
+    connects_to : tuple of str
+        Addresses of the peers to which this host connects; the others connect to it.
+    sealer : Sealer
+        What seals messages, and refuses those that are forged or old.
     """
 
     def __init__(
@@ -97,7 +111,10 @@ class HostBus:
     def send(self, topic: str, payload: bytes, to: str | None = None) -> None:
         """Send to one peer, or to every peer; never waits. Who is not there now does not get it.
 
-        Raises UsageError if there is no peer of that name.
+        Raises
+        ------
+        UsageError
+            If there is no peer of that name.
         """
         if to is not None and to not in self._names:
             raise UsageError(f"{to!r} is not a peer of {self._host}")
@@ -227,8 +244,12 @@ class HostBus:
 def read_key(path: Path) -> bytes:
     """The secret in a key file.
 
-    Raises UsageError if it cannot be read, or is too short.
-    Raises SwerveError if somebody else may read it or could have written it.
+    Raises
+    ------
+    UsageError
+        If it cannot be read, or is too short.
+    SwerveError
+        If somebody else may read it or could have written it.
     """
     try:
         with open(path, "rb", opener=directories.without_waiting) as file:

@@ -25,10 +25,17 @@ _MOST_MAPS: Final = 16
 class Lender:
     """Lends maps to whoever connects, if it is root or the same user.
 
-    Args:
-        maps: Descriptors by name; stay the caller's.
+    Parameters
+    ----------
+    path : Path
+        The socket.
+    maps : mapping of str to int
+        Descriptors by name; stay the caller's.
 
-    Raises SwerveError as `Listener` does.
+    Raises
+    ------
+    SwerveError
+        As `Listener` does.
     """
 
     def __init__(self, path: Path, maps: Mapping[str, int]) -> None:
@@ -89,12 +96,21 @@ class Lender:
 class Loan:
     """The maps of one lender, as long as it lives.
 
-    Args:
-        selector: Where to wait for it.
-        lent: Takes the descriptors by name, which are then its own; called once.
-        over: Called when the loan ends from the other side, or was never made.
+    Parameters
+    ----------
+    path : Path
+        The lender's socket.
+    selector : selectors.BaseSelector
+        Where to wait for it.
+    lent : callable
+        Takes the descriptors by name, which are then its own; called once.
+    over : callable
+        Called when the loan ends from the other side, or was never made.
 
-    Raises SwerveError if nobody lends there.
+    Raises
+    ------
+    SwerveError
+        If nobody lends there.
     """
 
     def __init__(

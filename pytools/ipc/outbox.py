@@ -32,9 +32,12 @@ class _Queue:
 class Outbox:
     """Lines for one client.
 
-    Args:
-        most_bytes: How much of each kind may wait.
-        chunk_bytes: How much `take` gives at once; with more than that waiting a client is behind.
+    Parameters
+    ----------
+    most_bytes : int
+        How much of each kind may wait.
+    chunk_bytes : int
+        How much `take` gives at once; with more than that waiting a client is behind.
     """
 
     def __init__(self, most_bytes: int, chunk_bytes: int) -> None:

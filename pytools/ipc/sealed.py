@@ -130,9 +130,16 @@ class _Peer:
 class Sealer:
     """One host's end: signs what goes out, judges what comes in.
 
-    Args:
-        peers: The names of those who are believed.
-        random: Gives so many random bytes.
+    Parameters
+    ----------
+    host : str
+        Our name.
+    peers : iterable of str
+        The names of those who are believed.
+    key : bytes
+        Shared by all.
+    random : callable
+        Gives so many random bytes.
     """
 
     host: str

@@ -207,13 +207,21 @@ class _Connection:
 class Server(Closing):
     """Serves a bus on a Unix socket (0600) to root and to the user the agent runs as.
 
-    Args:
-        bus: Where signals come from, and where clients' signals go.
-        path: The socket; its directory is made, 0700, when it is missing.
-        queue_bytes: How much one client may leave unread before signals are dropped for it.
-        long_window_ns: Shorter windows of a path are details.
+    Parameters
+    ----------
+    bus : Bus
+        Where signals come from, and where clients' signals go.
+    path : Path
+        The socket; its directory is made, 0700, when it is missing.
+    queue_bytes : int
+        How much one client may leave unread before signals are dropped for it.
+    long_window_ns : int
+        Shorter windows of a path are details.
 
-    Raises SwerveError as `Listener` does.
+    Raises
+    ------
+    SwerveError
+        As `Listener` does.
     """
 
     publishes = True
@@ -326,12 +334,19 @@ class ReadServer(Server):
     Such a client subscribes; what it publishes is refused with an error, counted, and ends its connection. It has
     places and a bound on what it sends of its own, so that it keeps nobody from the other socket.
 
-    Args:
-        path: The socket. Any user may connect to it; who is not root, the agent's user, or in the group is shown out.
-        group: The group that may read; None for nobody else.
-        long_window_ns: Shorter windows of a path are details.
+    Parameters
+    ----------
+    path : Path
+        The socket. Any user may connect to it; who is not root, the agent's user, or in the group is shown out.
+    group : int or None
+        The group that may read; None for nobody else.
+    long_window_ns : int
+        Shorter windows of a path are details.
 
-    Raises SwerveError as `Listener` does.
+    Raises
+    ------
+    SwerveError
+        As `Listener` does.
     """
 
     publishes = False

@@ -33,9 +33,14 @@ class Listener:
 
     Each connection is handed to `admit`, non-blocking, and is then its own.
 
-    Raises RefusedError if a live process serves it already, or others may write to its directory.
-    Raises CapabilityError if this user may not make it.
-    Raises SwerveError if it cannot be made.
+    Raises
+    ------
+    RefusedError
+        If a live process serves it already, or others may write to its directory.
+    CapabilityError
+        If this user may not make it.
+    SwerveError
+        If it cannot be made.
     """
 
     def __init__(
@@ -127,8 +132,12 @@ def _remove_stale(path: Path, kind: socket.SocketKind) -> None:
 def connect(path: Path) -> socket.socket:
     """A non-blocking connection to the agent.
 
-    Raises SwerveError if no agent runs there, or it does not answer.
-    Raises CapabilityError if this user may not talk to it.
+    Raises
+    ------
+    SwerveError
+        If no agent runs there, or it does not answer.
+    CapabilityError
+        If this user may not talk to it.
     """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:

@@ -118,7 +118,13 @@ def program(instructions: Sequence[Instruction], kind: int = _SCHED_CLS, attach:
 
 @contextlib.contextmanager
 def loaded(instructions: Sequence[Instruction], kind: int = _SCHED_CLS, attach: int = 0) -> Iterator[int]:
-    """Load a program for a while: its descriptor. Raises OSError if the kernel refuses it."""
+    """Load a program for a while: its descriptor.
+
+    Raises
+    ------
+    OSError
+        If the kernel refuses it.
+    """
     code = b"".join(
         struct.pack("<BBhi", op, source << 4 | destination, offset, immediate)
         for op, destination, source, offset, immediate in instructions
@@ -151,7 +157,10 @@ def run_time_statistics() -> Finding:
 def in_new_namespace(tries: Callable[[], dict[str, Finding]]) -> dict[str, Finding]:
     """Run tries in a network namespace of their own, which is gone when they are done.
 
-    Raises OSError if this process may not make one.
+    Raises
+    ------
+    OSError
+        If this process may not make one.
     """
     found: dict[str, Finding] = {}
     errors: list[BaseException] = []

@@ -39,7 +39,10 @@ def is_our_nexthop(nexthop: Nexthop | NexthopGroup) -> bool:
 def switch_off(netlink: Netlink) -> list[str]:
     """Delete our rules, and with that undo every act on weights; what was deleted, one line each.
 
-    Raises NetlinkError if the kernel refuses. A rule that is gone already is none.
+    Raises
+    ------
+    NetlinkError
+        If the kernel refuses. A rule that is gone already is none.
     """
     rules = [rule for family in FAMILIES for rule in netlink.rules(family) if is_our_rule(rule)]
     done = netlink.drop_rules([rule.body for rule in rules])

@@ -32,7 +32,10 @@ _FIRST_FREE: Final = Path("/proc/sys/net/ipv4/ip_unprivileged_port_start")
 def allowed(port: int) -> Iterator[None]:
     """Let this process bind to a port in here, if only the capability is missing.
 
-    Raises CapabilityError if it is needed and cannot be had.
+    Raises
+    ------
+    CapabilityError
+        If it is needed and cannot be had.
     """
     if not needed(port):
         yield
@@ -70,7 +73,10 @@ def needed(port: int) -> bool:
 def own_group() -> Path:
     """This process's control group, as far as it can be seen from here.
 
-    Raises CapabilityError if no version 2 hierarchy is mounted.
+    Raises
+    ------
+    CapabilityError
+        If no version 2 hierarchy is mounted.
     """
     lines = Path("/proc/self/cgroup").read_text().splitlines()
     path = next((line[3:] for line in lines if line.startswith("0::")), "/")

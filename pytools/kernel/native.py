@@ -43,15 +43,22 @@ class Native:
     def ready(self) -> Path:
         """Where it is; built first when it is missing or older than its sources.
 
-        Raises CapabilityError, SwerveError if it has to be built and cannot be.
+        Raises
+        ------
+        CapabilityError, SwerveError
+            If it has to be built and cannot be.
         """
         return self.target if self.is_built() else self.build()
 
     def build(self, target: Path | None = None) -> Path:
         """Compile it beside its source, or elsewhere.
 
-        Raises CapabilityError if there is no compiler, or no right to write there.
-        Raises SwerveError if the compiler fails.
+        Raises
+        ------
+        CapabilityError
+            If there is no compiler, or no right to write there.
+        SwerveError
+            If the compiler fails.
         """
         target = target or self.target
         compiler = shutil.which(os.environ.get("CC", "cc"))

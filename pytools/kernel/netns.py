@@ -24,8 +24,12 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def enter(name: str) -> None:
     """Move the calling thread into a named namespace, for good.
 
-    Raises UsageError if there is no such namespace.
-    Raises CapabilityError if the process may not enter it.
+    Raises
+    ------
+    UsageError
+        If there is no such namespace.
+    CapabilityError
+        If the process may not enter it.
     """
     try:
         fd = os.open(f"{_NAMED}/{name}", os.O_RDONLY | os.O_CLOEXEC)
@@ -37,7 +41,10 @@ def enter(name: str) -> None:
 def enter_of(pid: int) -> None:
     """Move the calling thread into the namespace of a process, for good.
 
-    Raises CapabilityError if the process is gone, or its namespace may not be entered.
+    Raises
+    ------
+    CapabilityError
+        If the process is gone, or its namespace may not be entered.
     """
     what = f"of process {pid}"
     try:

@@ -27,7 +27,13 @@ def formats_dir() -> Path:
 
 
 def run() -> list[str]:
-    """Do all of it; what was done, one line each. Raises CapabilityError if the caller is not root."""
+    """Do all of it; what was done, one line each.
+
+    Raises
+    ------
+    CapabilityError
+        If the caller is not root.
+    """
     if os.geteuid() != 0:
         hint = f"let its unit do it ({directories.page('service.md')})"
         raise CapabilityError("only root can prepare the service", hint)

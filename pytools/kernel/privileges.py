@@ -74,7 +74,10 @@ def missing(mask: int) -> list[str]:
 def require() -> None:
     """Refuse to be an agent without what it needs: what fails later does not name the capability.
 
-    Raises CapabilityError if this process lacks one.
+    Raises
+    ------
+    CapabilityError
+        If this process lacks one.
     """
     mask = effective()
     if mask is not None and (lacking := missing(mask)):

@@ -22,7 +22,10 @@ Instruction = tuple[int, int, int, int]  # code, jump if true, jump if false, op
 def attach(sock: socket.socket, code: Sequence[Instruction]) -> None:
     """Have the kernel run this program on everything that comes to a socket.
 
-    Raises OSError if the kernel refuses it.
+    Raises
+    ------
+    OSError
+        If the kernel refuses it.
     """
     program = ctypes.create_string_buffer(b"".join(_INSTRUCTION.pack(*each) for each in code))
     sock.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("@HP", len(code), ctypes.addressof(program)))

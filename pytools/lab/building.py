@@ -54,7 +54,13 @@ _RAIL = {
 
 
 def require_privileges() -> None:
-    """Refuse early, before anything is made. Raises CapabilityError unless run as root."""
+    """Refuse early, before anything is made.
+
+    Raises
+    ------
+    CapabilityError
+        Unless run as root.
+    """
     if os.geteuid() != 0:
         raise CapabilityError("a lab needs network namespaces of its own", "run as root")
 
@@ -62,9 +68,14 @@ def require_privileges() -> None:
 def build(spec: Spec, given: Sequence[clocks.VirtualClock] | None = None, key_file: Path | None = None) -> None:
     """Make all of it. What was made when something fails is the caller's to remove.
 
-    Args:
-        given: A clock for each host; they share the machine's unless given.
-        key_file: Where to put the key that lets the agents talk to each other; they do not unless given.
+    Parameters
+    ----------
+    spec : Spec
+        What to make.
+    given : sequence of VirtualClock, optional
+        A clock for each host; they share the machine's unless given.
+    key_file : Path, optional
+        Where to put the key that lets the agents talk to each other; they do not unless given.
     """
     hosts, rails = spec.topology
     if key_file is not None:

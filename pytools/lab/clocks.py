@@ -69,12 +69,18 @@ class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class VirtualClock(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One clock: CLOCK_MONOTONIC plus an offset, a drift, a wander and steps.
 
-    Args:
-        offset_ns: How far it is ahead at `origin_ns`, within ±1 s.
-        drift_ppb: By how much it runs fast, in nanoseconds per second, within ±50,000.
-        wander: What comes and goes on top of the drift.
-        origin_ns: Drift and wander begin then; 73 minutes later they end, and the clock keeps what it has gained.
-        steps: In the order of time, at least a second apart.
+    Parameters
+    ----------
+    offset_ns : int
+        How far it is ahead at `origin_ns`, within ±1 s.
+    drift_ppb : float
+        By how much it runs fast, in nanoseconds per second, within ±50,000.
+    wander : Wander
+        What comes and goes on top of the drift.
+    origin_ns : int
+        Drift and wander begin then; 73 minutes later they end, and the clock keeps what it has gained.
+    steps : sequence of Step
+        In the order of time, at least a second apart.
     """
 
     offset_ns: int = 0
@@ -126,7 +132,10 @@ class VirtualClock(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def stepped(self, at_ns: int, step_ns: int) -> VirtualClock:
         """The same clock with one more step.
 
-        Raises UsageError if the step is too large, or not at least a second after the last.
+        Raises
+        ------
+        UsageError
+            If the step is too large, or not at least a second after the last.
         """
         return msgspec.structs.replace(self, steps=(*self.steps, Step(at_ns, step_ns)))
 
@@ -201,11 +210,17 @@ def offset_between(a: VirtualClock, b: VirtualClock, true_ns: ArrayLike) -> Time
 def draw(hosts: int, seed: int, origin_ns: int, shared: Sequence[Sequence[int]] = ()) -> list[VirtualClock]:
     """Clocks for so many hosts: offsets within ±1 s, drifts within ±30 ppm, a wander each.
 
-    Args:
-        hosts, seed, origin_ns: The same three always give the same clocks.
-        shared: Numbers (from 1) of hosts that share one oscillator: drift and wander are the same, offsets are not.
+    Parameters
+    ----------
+    hosts, seed, origin_ns : int
+        The same three always give the same clocks.
+    shared : sequence of sequences of int
+        Numbers (from 1) of hosts that share one oscillator: drift and wander are the same, offsets are not.
 
-    Raises UsageError if a host that shares is not there or shares twice.
+    Raises
+    ------
+    UsageError
+        If a host that shares is not there or shares twice.
     """
     _within("seed", seed, 0, 2**63 - 1)
     named = [number for group in shared for number in group]
@@ -244,7 +259,13 @@ def save(clock: VirtualClock, path: Path) -> None:
 
 
 def load(path: Path) -> VirtualClock:
-    """Read a clock. Raises UsageError if there is none, or a value in it does not fit."""
+    """Read a clock.
+
+    Raises
+    ------
+    UsageError
+        If there is none, or a value in it does not fit.
+    """
     try:
         return msgspec.json.decode(path.read_bytes(), type=VirtualClock)
     except OSError as error:

@@ -69,7 +69,10 @@ class _LinkMessage(nlmsg):  # type: ignore[misc]
 def cable(netlink: Netlink, kind: str | None, host: Host, interface: Interface, rail: Rail) -> None:
     """Make an interface of a host and the port of a rail at its other end.
 
-    Raises CapabilityError if this kernel has no such devices.
+    Raises
+    ------
+    CapabilityError
+        If this kernel has no such devices.
     """
     port = rail.ports[host.number - 1]
     pair = wiring.End(interface.name, interface.index), wiring.End(port.name, port.index)

@@ -21,8 +21,12 @@ from pytools.lab.topology import Host, Rail, Spec, check_shape, host_of, parse_r
 class Lab:
     """One lab, whether made by this process or found. As a context manager it is taken down at the end.
 
-    Attributes:
-        hosts, rails: Host 1 is `hosts[0]`, rail 1 is `rails[0]`.
+    Attributes
+    ----------
+    spec : Spec
+        How it was made.
+    hosts, rails : tuple
+        Host 1 is `hosts[0]`, rail 1 is `rails[0]`.
     """
 
     def __init__(self, spec: Spec) -> None:
@@ -50,17 +54,33 @@ class Lab:
     ) -> Self:
         """Make a lab.
 
-        Args:
-            rate: Rate of each rail port towards its host; `none` leaves them unshaped.
-            queue_bytes: Queue of each port in bytes.
-            ipv6: Let the agents' configurations name IPv6 peers as well.
-            clocks: A clock for each host, or a seed to draw them from; hosts share the machine's clock unless given.
-            bus: Let the agents talk to each other; with clocks they do in any case.
-            inner: Ways inside each rail, of which it chooses one for each flow; 0 for none.
-            over: What a rail's interfaces are, one of `topology.KINDS`; plain cables unless given.
+        Parameters
+        ----------
+        name : str
+            Must not be in use.
+        hosts, rails : int
+            How large.
+        rate : str
+            Rate of each rail port towards its host; `none` leaves them unshaped.
+        queue_bytes : int, optional
+            Queue of each port in bytes.
+        ipv6 : bool
+            Let the agents' configurations name IPv6 peers as well.
+        clocks : int or sequence of VirtualClock, optional
+            A clock for each host, or a seed to draw them from; hosts share the machine's clock unless given.
+        bus : bool
+            Let the agents talk to each other; with clocks they do in any case.
+        inner : int
+            Ways inside each rail, of which it chooses one for each flow; 0 for none.
+        over : str, optional
+            What a rail's interfaces are, one of `topology.KINDS`; plain cables unless given.
 
-        Raises UsageError if the name is taken or a size does not fit.
-        Raises CapabilityError if a privilege or a kernel feature is missing.
+        Raises
+        ------
+        UsageError
+            If the name is taken or a size does not fit.
+        CapabilityError
+            If a privilege or a kernel feature is missing.
         """
         queue = {} if queue_bytes is None else {"queue_bytes": queue_bytes}
         spec = Spec(name, hosts, rails, parse_rate(rate), ipv6=ipv6, inner=inner, over=over, **queue)
@@ -77,7 +97,13 @@ class Lab:
 
     @classmethod
     def open(cls, name: str) -> Self:
-        """A lab that is up. Raises UsageError if there is none of this name, or what it was made with is lost."""
+        """A lab that is up.
+
+        Raises
+        ------
+        UsageError
+            If there is none of this name, or what it was made with is lost.
+        """
         return cls(state.recall(name))
 
     def __enter__(self) -> Self:
@@ -104,7 +130,10 @@ class Lab:
     def run(self, host: Host | Rail, argv: Sequence[str], timeout_s: float = 60) -> str:
         """Run a command inside a host's namespace to its end; what it wrote to standard output.
 
-        Raises SwerveError if it fails or takes too long.
+        Raises
+        ------
+        SwerveError
+            If it fails or takes too long.
         """
         process = self.start(host, argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         try:
@@ -139,11 +168,18 @@ class Lab:
     ) -> None:
         """Cut the rate of a rail's ports, or their queues, in place.
 
-        Args:
-            rate: The new rate; as the lab was made unless given.
-            queue_bytes: The new queue; as the lab was made unless given. A queue shorter than a burst loses packets.
-            toward: Only the port towards this host.
-            inner: The ports of this way inside the rail instead of the rail's own.
+        Parameters
+        ----------
+        rail : int
+            Which rail.
+        rate : str, optional
+            The new rate; as the lab was made unless given.
+        queue_bytes : int, optional
+            The new queue; as the lab was made unless given. A queue shorter than a burst loses packets.
+        toward : int, optional
+            Only the port towards this host.
+        inner : int, optional
+            The ports of this way inside the rail instead of the rail's own.
         """
         rate_bit_s = self.spec.rate_bit_s if rate is None else parse_rate(rate)
         queue = self.spec.queue_bytes if queue_bytes is None else queue_bytes
@@ -152,9 +188,16 @@ class Lab:
     def load(self, rail: int, rate: str, toward: int | None = None, inner: int | None = None) -> None:
         """Congest a rail with other traffic: UDP to a host's address on that rail, from the host after it.
 
-        Args:
-            rate: How much is sent towards each host, like 90mbit.
-            inner: By a flow that takes this way inside the rail.
+        Parameters
+        ----------
+        rail : int
+            Which rail.
+        rate : str
+            How much is sent towards each host, like 90mbit.
+        toward : int, optional
+            Only towards this host.
+        inner : int, optional
+            By a flow that takes this way inside the rail.
         """
         rate_bit_s = parse_rate(rate)
         if rate_bit_s is None:
@@ -173,9 +216,14 @@ class Lab:
     def bursts(self, rail: int, share: float, seed: int = 1) -> None:
         """Fill a share of every port of a rail with bursty TCP between all hosts; `heal` ends it.
 
-        Args:
-            share: Of each port's rate, on average: 0.4 is 40 %. `sent_bytes` tells what came of it.
-            seed: The same seed sends the same bursts at the same times.
+        Parameters
+        ----------
+        rail : int
+            Which rail.
+        share : float
+            Of each port's rate, on average: 0.4 is 40 %. `sent_bytes` tells what came of it.
+        seed : int
+            The same seed sends the same bursts at the same times.
         """
         target = rail_of(self.spec, rail)
         bursts.check_share(share)
@@ -187,9 +235,14 @@ class Lab:
     def blackhole(self, rail: int, direction: tuple[int, int] | None = None, inner: int | None = None) -> None:
         """Let a rail lose packets without a word: carrier stays up, gateways still answer.
 
-        Args:
-            direction: Only packets from this host to that one; all forwarded packets unless given.
-            inner: Only what takes this way inside the rail.
+        Parameters
+        ----------
+        rail : int
+            Which rail.
+        direction : (int, int), optional
+            Only packets from this host to that one; all forwarded packets unless given.
+        inner : int, optional
+            Only what takes this way inside the rail.
         """
         faults.blackhole(self.spec, rail, direction, inner)
 
@@ -197,6 +250,15 @@ class Lab:
         """Let packets from one host to another take longer over one rail, by a fixed time, and not the way back.
 
         Each packet passes a process, so this is for probes and light traffic. It lowers the time to live by one more.
+
+        Parameters
+        ----------
+        rail : int
+            Which rail.
+        source, destination : int
+            From which host to which.
+        extra_us : float
+            By how much.
         """
         device, extra_ns = faults.longer_way(self.spec, rail, source, destination, extra_us)
         words = device, str(extra_ns)
@@ -207,34 +269,58 @@ class Lab:
     def mark(self, rail: int, every: int = 1, toward: int | None = None) -> None:
         """Let a rail mark every n-th packet that can be marked (ECN) as having met congestion; `counts` tells how many.
 
-        Args:
-            every: 1 marks them all. Each CPU counts for itself; a buffer that is to become several packets is marked
-                whole.
+        Parameters
+        ----------
+        rail : int
+            Which rail.
+        every : int
+            1 marks them all. Each CPU counts for itself; a buffer that is to become several packets is marked whole.
+        toward : int, optional
+            Only packets towards this host.
         """
         faults.mark(self.spec, rail, every, toward)
 
     def mtu(self, rail: int, mtu_bytes: int, silent: bool = False, toward: int | None = None) -> None:
         """Let a rail forward no IP packet longer than this.
 
-        Args:
-            silent: Lose longer ones without a word (`counts` tells how many) instead of telling the sender by ICMP.
+        Parameters
+        ----------
+        rail : int
+            Which rail.
+        mtu_bytes : int
+            The longest packet that passes.
+        silent : bool
+            Lose longer ones without a word (`counts` tells how many) instead of telling the sender by ICMP.
+        toward : int, optional
+            Only packets towards this host.
         """
         faults.narrow(self.spec, rail, mtu_bytes, silent, toward)
 
     def lose(self, rail: int, share: float, toward: int | None = None) -> None:
         """Let a rail lose packets at random; `counts` tells how many.
 
-        Args:
-            share: Of all packets that its ports send, each independently: 0.2 is 20 %. Both ways of a round trip lose.
+        Parameters
+        ----------
+        rail : int
+            Which rail.
+        share : float
+            Of all packets that its ports send, each independently: 0.2 is 20 %. Both ways of a round trip lose.
+        toward : int, optional
+            Only packets towards this host.
         """
         faults.lose(self.spec, rail, share, toward)
 
     def cut(self, rail: int, host: int | None = None, carrier: bool = False) -> None:
         """Let the cables between a rail and its hosts carry nothing, for the rail's own packets neither.
 
-        Args:
-            host: Only the cable to this host.
-            carrier: Both ends lose their carrier, and with it the host its nexthops; else they notice nothing.
+        Parameters
+        ----------
+        rail : int
+            Which rail.
+        host : int, optional
+            Only the cable to this host.
+        carrier : bool
+            Both ends lose their carrier, and with it the host its nexthops; else they notice nothing.
         """
         faults.cut(self.spec, rail, host, carrier)
 
@@ -261,9 +347,13 @@ class Lab:
     def heal(self, rail: int | None = None, routes: bool = False) -> None:
         """Give a rail (all of them unless given) its cables, rate, queue and MTU back; end its load, marks and loss.
 
-        Args:
-            routes: Give hosts their nexthops, groups and routes back as well, as `up` had made them: the kernel drops
-                what loses its carrier, and nobody puts it back but a routing daemon or this.
+        Parameters
+        ----------
+        rail : int, optional
+            Which rail.
+        routes : bool
+            Give hosts their nexthops, groups and routes back as well, as `up` had made them: the kernel drops what
+            loses its carrier, and nobody puts it back but a routing daemon or this.
         """
         for target in self.rails if rail is None else (rail_of(self.spec, rail),):
             processes.end(self.name, load=target.number)
@@ -275,7 +365,13 @@ class Lab:
     # ---- clocks ----
 
     def clock(self, host: Host | int) -> VirtualClock:
-        """The clock of a host: what its stamps are made with. Raises UsageError if the lab was made without clocks."""
+        """The clock of a host: what its stamps are made with.
+
+        Raises
+        ------
+        UsageError
+            If the lab was made without clocks.
+        """
         return timekeeping.clock_of(self._host(host))
 
     def step_clock(self, host: Host | int, step_ns: int) -> int:

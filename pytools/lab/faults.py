@@ -79,7 +79,10 @@ def blackhole(spec: Spec, rail: int, direction: tuple[int, int] | None, inner: i
 def longer_way(spec: Spec, rail: int, source: int, destination: int, extra_us: float) -> tuple[str, int]:
     """The device that is to hold packets from one host to another, and for how many nanoseconds.
 
-    Raises UsageError if there are no such hosts, the time does not fit, or they are delayed already.
+    Raises
+    ------
+    UsageError
+        If there are no such hosts, the time does not fit, or they are delayed already.
     """
     target = rail_of(spec, rail)
     first, second = _two_hosts(spec, (source, destination))

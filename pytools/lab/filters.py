@@ -91,8 +91,12 @@ def install(
 ) -> None:
     """Attach a program, compiled with these constants, where ports send (and receive).
 
-    Raises UsageError if one of the ports has this fault already.
-    Raises SwerveError if the program cannot be loaded or attached.
+    Raises
+    ------
+    UsageError
+        If one of the ports has this fault already.
+    SwerveError
+        If the program cannot be loaded or attached.
     """
     if any(found == program for found, _ in programs(rail, ports)):
         raise UsageError(f"rail {rail.number} has this fault already", f"`swerve lab heal --rail {rail.number}` first")

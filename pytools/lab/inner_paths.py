@@ -31,9 +31,16 @@ _LOOPBACK = 1
 def build(netlink: Netlink, rail: Rail, hosts: tuple[Host, ...], spec: Spec) -> None:
     """Make the ways of a rail, if it is to have any, and let its ports choose among them.
 
-    Args:
-        rail: Its ports are there already.
-        spec: The ways' ports are shaped as the rail's.
+    Parameters
+    ----------
+    netlink : Netlink
+        Of the rail's namespace.
+    rail : Rail
+        Its ports are there already.
+    hosts : tuple of Host
+        All of the lab.
+    spec : Spec
+        The ways' ports are shaped as the rail's.
     """
     for way in rail.inner:
         with Netlink(way.netns) as beyond:

@@ -21,8 +21,12 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def create(name: str) -> None:
     """Make a namespace and give it a name. The calling thread stays where it is.
 
-    Raises CapabilityError if the process may not.
-    Raises SwerveError if the name is in use.
+    Raises
+    ------
+    CapabilityError
+        If the process may not.
+    SwerveError
+        If the name is in use.
     """
     _share_directory()
     place = NAMED / name
@@ -60,7 +64,15 @@ def names() -> list[str]:
 
 
 def set_sysctls(name: str, values: Mapping[str, int]) -> None:
-    """Write settings of one namespace, by path below /proc/sys/net."""
+    """Write settings of one namespace.
+
+    Parameters
+    ----------
+    name : str
+        The namespace.
+    values : mapping
+        Value by path below /proc/sys/net.
+    """
     with inside(name):
         for path, value in values.items():
             try:

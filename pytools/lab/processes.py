@@ -63,7 +63,10 @@ def start(
 def wait_until_ready(process: subprocess.Popen[str]) -> None:
     """Wait for a helper's first line on standard output; its pipes are closed then.
 
-    Raises SwerveError if it ends before, with what it wrote to standard error.
+    Raises
+    ------
+    SwerveError
+        If it ends before, with what it wrote to standard error.
     """
     with contextlib.ExitStack() as pipes:
         for pipe in (process.stdout, process.stderr):
@@ -88,8 +91,12 @@ def _required(pipe: IO[str] | None) -> IO[str]:
 def marked(lab: str, load: int | None = None) -> dict[int, str]:
     """Living processes of a lab: command line by process id. Never this process.
 
-    Args:
-        load: Only those that load this rail.
+    Parameters
+    ----------
+    lab : str
+        Its name.
+    load : int, optional
+        Only those that load this rail.
     """
     marks = _marks(lab, load)
     found = {}

@@ -21,7 +21,10 @@ _FIELDS = ("name", "hosts", "rails", "rate_bit_s", "queue_bytes", "ipv6", "inner
 def reserve(spec: Spec) -> None:
     """Take the name: from here on `tear_down` knows that there is something to remove.
 
-    Raises UsageError if the name is taken, or something of an earlier lab of this name is left.
+    Raises
+    ------
+    UsageError
+        If the name is taken, or something of an earlier lab of this name is left.
     """
     taken = UsageError(
         f"lab {spec.name} already exists", f"use another --name, or remove it with `swerve lab down --name {spec.name}`"
@@ -40,7 +43,10 @@ def reserve(spec: Spec) -> None:
 def recall(name: str) -> Spec:
     """How a lab that is up was made.
 
-    Raises UsageError if there is none of this name, or what it was made with is lost.
+    Raises
+    ------
+    UsageError
+        If there is none of this name, or what it was made with is lost.
     """
     check_name(name)
     try:
@@ -65,7 +71,10 @@ def labs() -> list[str]:
 def tear_down(name: str) -> list[str]:
     """Remove everything that a lab of this name left, also when how it was made is not known.
 
-    Returns processes that the lab did not start and that keep a namespace alive: left alone.
+    Returns
+    -------
+    list of str
+        Processes that the lab did not start and that keep a namespace alive: left alone.
     """
     check_name(name)
     processes.end(name)

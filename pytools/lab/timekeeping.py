@@ -27,7 +27,10 @@ def file_of(host: Host) -> Path:
 def wanted(hosts: int, asked: int | Sequence[VirtualClock] | None) -> list[VirtualClock] | None:
     """The clocks of a lab, from a seed, or as given; None for a lab whose hosts share the machine's.
 
-    Raises UsageError if the clocks given are not one for each host.
+    Raises
+    ------
+    UsageError
+        If the clocks given are not one for each host.
     """
     if asked is None:
         return None
@@ -39,7 +42,13 @@ def wanted(hosts: int, asked: int | Sequence[VirtualClock] | None) -> list[Virtu
 
 
 def clock_of(host: Host) -> VirtualClock:
-    """A host's clock. Raises UsageError if it has none of its own."""
+    """A host's clock.
+
+    Raises
+    ------
+    UsageError
+        If it has none of its own.
+    """
     if not file_of(host).exists():
         raise UsageError(f"{host.netns} has no clock of its own", "`swerve lab up --clocks SEED` gives each host one")
     return clocks.load(file_of(host))
@@ -77,7 +86,10 @@ def show(hosts: Sequence[Host]) -> dict[str, Any]:
 def parse_shift(text: str) -> int:
     """Nanoseconds by which a clock is set, of `10ms`, `-250us`, `1.5s`, `40ns`.
 
-    Raises UsageError if it is not a duration.
+    Raises
+    ------
+    UsageError
+        If it is not a duration.
     """
     try:
         size_ns = units.parse_duration(text[1:] if text[:1] in "+-" else text)

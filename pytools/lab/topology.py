@@ -77,14 +77,22 @@ class Rail:
 class Spec:
     """Everything that makes one lab.
 
-    Args:
-        name: Tells labs apart; part of every namespace's name.
-        hosts, rails: How many.
-        rate_bit_s: Rate of every rail port, towards its host; None leaves the ports unshaped.
-        queue_bytes: How much waits at a port before packets are lost, whatever the rate is.
-        ipv6: Whether the agents' configurations name the IPv6 service addresses as well. The fabric always has both.
-        inner: Ways inside each rail, each with ports of this rate and queue; 0 makes a rail one router.
-        over: What a rail's interfaces are, one of `KINDS`; None for the ends of plain cables.
+    Parameters
+    ----------
+    name : str
+        Tells labs apart; part of every namespace's name.
+    hosts, rails : int
+        How many.
+    rate_bit_s : int or None
+        Rate of every rail port, towards its host; None leaves the ports unshaped.
+    queue_bytes : int
+        How much waits at a port before packets are lost, whatever the rate is.
+    ipv6 : bool
+        Whether the agents' configurations name the IPv6 service addresses as well. The fabric always has both.
+    inner : int
+        Ways inside each rail, each with ports of this rate and queue; 0 makes a rail one router.
+    over : str or None
+        What a rail's interfaces are, one of `KINDS`; None for the ends of plain cables.
     """
 
     name: str
@@ -126,7 +134,13 @@ def check_shape(rate_bit_s: int | None, queue_bytes: int) -> None:
 
 
 def parse_rate(text: str) -> int | None:
-    """Bits per second of `100mbit`, `1.5gbit`, …; None of `none`. Raises UsageError if it is neither."""
+    """Bits per second of `100mbit`, `1.5gbit`, …; None of `none`.
+
+    Raises
+    ------
+    UsageError
+        If it is neither.
+    """
     if text.lower() == "none":
         return None
     try:

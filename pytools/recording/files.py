@@ -25,12 +25,19 @@ _MAGIC: Final = b"\x1f\x8b"
 def opened(place: Path, told: Read, since_ns: int = 0, until_ns: int = FOR_EVER) -> Iterator[bytes]:
     """The lines of a recorder's directory, of a file, or of standard input (-), as they come.
 
-    Args:
-        told: Is filled in on the way.
-        since_ns, until_ns: Of a directory the first instant, and the one after the last; anything else is read as a
-            whole.
+    Parameters
+    ----------
+    place : Path
+        Which.
+    told : Read
+        Is filled in on the way.
+    since_ns, until_ns : int
+        Of a directory the first instant, and the one after the last; anything else is read as a whole.
 
-    Raises SwerveError if it cannot be read.
+    Raises
+    ------
+    SwerveError
+        If it cannot be read.
     """
     if place.is_dir():
         yield from reader.lines(place, since_ns, until_ns, told)

@@ -52,7 +52,10 @@ class Read:
 def covered(directory: Path) -> dict[Track, tuple[int, int]]:
     """From when to when each track reaches; a track without segments is left out.
 
-    Raises SwerveError if there is no recording, or it may not be read.
+    Raises
+    ------
+    SwerveError
+        If there is no recording, or it may not be read.
     """
     found: dict[Track, tuple[int, int]] = {}
     for each in _listed(directory):
@@ -67,11 +70,19 @@ def lines(directory: Path, since_ns: int = 0, until_ns: int = FOR_EVER, told: Re
     What the fine track still has comes from there; what is older from the coarse one, up to the first record that is as
     late as the fine track's first.
 
-    Args:
-        since_ns, until_ns: The first instant, and the one after the last.
-        told: Is filled in on the way.
+    Parameters
+    ----------
+    directory : Path
+        The recording.
+    since_ns, until_ns : int
+        The first instant, and the one after the last.
+    told : Read, optional
+        Is filled in on the way.
 
-    Raises SwerveError if there is no recording, or it may not be read.
+    Raises
+    ------
+    SwerveError
+        If there is no recording, or it may not be read.
     """
     told = told if told is not None else Read()
     found = _listed(directory)

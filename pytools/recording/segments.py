@@ -40,7 +40,10 @@ def name(track: Track, number: int, began_unix_ns: int) -> str:
 def listed(directory: Path) -> list[Segment]:
     """The segments that are there, each track's in the order in which they were written; other files are left out.
 
-    Raises OSError if there is no such directory, or it cannot be read.
+    Raises
+    ------
+    OSError
+        If there is no such directory, or it cannot be read.
     """
     return sorted(_found(directory), key=lambda each: (each.track, each.number))
 
@@ -59,10 +62,14 @@ def _found(directory: Path) -> Iterator[Segment]:
 def surplus(found: Iterable[Segment], limit_bytes: int, oldest_unix_ns: int) -> list[Segment]:
     """Which segments of one track have to go: the oldest, until the rest is small enough and young enough.
 
-    Args:
-        found: In order, the one being written last.
-        limit_bytes: What the rest may have together.
-        oldest_unix_ns: What was last written to before this goes.
+    Parameters
+    ----------
+    found : iterable of Segment
+        In order, the one being written last.
+    limit_bytes : int
+        What the rest may have together.
+    oldest_unix_ns : int
+        What was last written to before this goes.
     """
     kept = list(found)
     gone = []

@@ -26,11 +26,16 @@ _FREE_SHARE: Final = 0.05  # of the file system is left to others
 class TrackWriter:
     """Appends to one track.
 
-    Args:
-        directory: Of the recording; exists.
-        limit_bytes: For all its segments together; only one that is being written alone exceeds it, by what one `write`
-            adds.
-        age_ns: What is older goes.
+    Parameters
+    ----------
+    directory : Path
+        Of the recording; exists.
+    track : str
+        Which one.
+    limit_bytes : int
+        For all its segments together; only one that is being written alone exceeds it, by what one `write` adds.
+    age_ns : int
+        What is older goes.
     """
 
     def __init__(self, directory: Path, track: Track, limit_bytes: int, age_ns: int) -> None:

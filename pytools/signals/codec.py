@@ -66,8 +66,10 @@ def encode(signal: AnySignal) -> bytes:
 def decode(line: bytes | str) -> AnySignal:
     """The signal in one JSON object.
 
-    Raises msgspec.MsgspecError, UnicodeDecodeError, RecursionError: `UNREADABLE`: if the line is not JSON, or not one
-    of the signals of this schema.
+    Raises
+    ------
+    msgspec.MsgspecError, UnicodeDecodeError, RecursionError
+        `UNREADABLE`: if the line is not JSON, or not one of the signals of this schema.
     """
     signal: AnySignal = _decoder.decode(line)
     return signal

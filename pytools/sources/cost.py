@@ -23,12 +23,18 @@ _INTERVAL_NS = 1_000_000_000
 class CostSource(Source):
     """Publishes a `Self` signal per second.
 
-    Args:
-        programs: Kernel programs by name: their descriptors.
-        drops: Every drop counter of the agent by name.
-        failed: Kernel hooks that are not attached, with the reason.
-        wire_bytes: Probe bytes sent and received so far, headers included.
-        pacer: What the process that sends probes costs: processor time so far in ns, and bytes of memory.
+    Parameters
+    ----------
+    programs : mapping of str to int
+        Kernel programs by name: their descriptors.
+    drops : callable
+        Every drop counter of the agent by name.
+    failed : callable
+        Kernel hooks that are not attached, with the reason.
+    wire_bytes : callable
+        Probe bytes sent and received so far, headers included.
+    pacer : callable
+        What the process that sends probes costs: processor time so far in ns, and bytes of memory.
     """
 
     def __init__(

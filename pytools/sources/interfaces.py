@@ -14,8 +14,10 @@ from collections.abc import Callable
 class Interfaces:
     """The names of one namespace's interfaces; what is gone keeps the last one it had.
 
-    Args:
-        ask: The kernel's word for an index; raises OSError, with ENXIO where there is no such interface.
+    Parameters
+    ----------
+    ask : callable
+        The kernel's word for an index; raises OSError, with ENXIO where there is no such interface.
     """
 
     def __init__(self, ask: Callable[[int], str] = socket.if_indextoname) -> None:

@@ -26,9 +26,12 @@ _ROUTES_NS = 5_000_000_000
 class NexthopSource(Source):
     """Publishes a `NexthopGroup` per group and second.
 
-    Args:
-        host: Name of this host in signals.
-        addresses: The peers' addresses; groups are found by the routes to them.
+    Parameters
+    ----------
+    host : str
+        Name of this host in signals.
+    addresses : sequence of str
+        The peers' addresses; groups are found by the routes to them.
     """
 
     def __init__(self, host: str, addresses: Sequence[str], netlink: Netlink, bus: Bus) -> None:

@@ -31,9 +31,12 @@ class PathEcnSource(Source):
 
     Packets not counted for want of room are in `probe_ecn_full`, with the other counters of probe.c.
 
-    Args:
-        loaded: With probe.c; stays the caller's.
-        paths: The paths that are measured now.
+    Parameters
+    ----------
+    loaded : Loaded
+        With probe.c; stays the caller's.
+    paths : callable
+        The paths that are measured now.
     """
 
     def __init__(

@@ -82,8 +82,10 @@ class _Watched:
 class PathMtuSource(Source):
     """Publishes `path_mtu` once per long window and when it changes, and `mtu_mismatch` and `mtu_agrees` at once.
 
-    Args:
-        paths: The paths that are probed now.
+    Parameters
+    ----------
+    paths : callable
+        The paths that are probed now.
     """
 
     def __init__(self, config: AgentConfig, bus: Bus, paths: Callable[[], Sequence[PinnedPath]]) -> None:

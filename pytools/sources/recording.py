@@ -33,11 +33,21 @@ _HOUR_NS: Final = 3_600_000_000_000
 class RecordingSource(Source):
     """Writes a recording.
 
-    Args:
-        directory: Where; made with mode 0700 when missing.
-        long_window_ns: Shorter windows are details: they go to the fine track alone.
+    Parameters
+    ----------
+    settings : Recording
+        Sizes and ages.
+    directory : Path
+        Where; made with mode 0700 when missing.
+    long_window_ns : int
+        Shorter windows are details: they go to the fine track alone.
+    bus : Bus
+        Whose signals.
 
-    Raises CapabilityError if the directory cannot be made.
+    Raises
+    ------
+    CapabilityError
+        If the directory cannot be made.
     """
 
     def __init__(self, settings: Recording, directory: Path, long_window_ns: int, bus: Bus) -> None:

@@ -30,12 +30,21 @@ class Steering(Protocol):
     """The controller of one instance, as the view sees it."""
 
     def mode(self) -> Mode:
-        """Who steers; cheap enough for once a second. Raises SwerveError if that cannot be read."""
+        """Who steers; cheap enough for once a second.
+
+        Raises
+        ------
+        SwerveError
+            If that cannot be read.
+        """
 
     def drain(self, interface: str, lasting: str) -> list[str]:
         """Take an interface out of use, for so long (`10m`; empty: until it is taken back); what was done.
 
-        Raises SwerveError if it was not: no controller, refused, or the words make no sense.
+        Raises
+        ------
+        SwerveError
+            If it was not: no controller, refused, or the words make no sense.
         """
 
     def undrain(self, interface: str) -> list[str]:

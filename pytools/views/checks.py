@@ -104,7 +104,13 @@ def _tools() -> list[Check]:
 
 
 def _compiler() -> str:
-    """What compiles programs here. Raises SwerveError if nothing does."""
+    """What compiles programs here.
+
+    Raises
+    ------
+    SwerveError
+        If nothing does.
+    """
     from pytools.kernel.bpf import cache_key, compiler_client
 
     asked = compiler_client.Program("probe.c", ()).request
@@ -176,7 +182,10 @@ def _can_compile() -> Cache:
 def _loaded(programs: Sequence[Program], cache: Cache) -> str:
     """Compile and load what the agent loads, or only load it from the cache; attach nothing.
 
-    Raises SwerveError if one of them cannot be loaded; says which, and why.
+    Raises
+    ------
+    SwerveError
+        If one of them cannot be loaded; says which, and why.
     """
     from pytools.kernel.bpf.loader import load
 
@@ -275,6 +284,12 @@ def _configured(name: str | None, config: Path | None) -> str:
 
 
 def served(name: str | None) -> str:
-    """The socket on which an agent answers. Raises SwerveError if none does."""
+    """The socket on which an agent answers.
+
+    Raises
+    ------
+    SwerveError
+        If none does.
+    """
     with Client(directories.agent_socket(name), frozenset()):
         return str(directories.agent_socket(name))

@@ -116,12 +116,19 @@ class Report(msgspec.Struct, frozen=True, tag="doctor"):
 def examine(name: str | None, config: Path | None, programs: Sequence[Program]) -> Report:
     """Try everything, from inside the namespace.
 
-    Args:
-        name: The namespace; the thread's own unless given.
-        config: The agent's configuration, if it is not where it belongs.
-        programs: What the agent loads; compiled, loaded, not attached.
+    Parameters
+    ----------
+    name : str, optional
+        The namespace; the thread's own unless given.
+    config : Path, optional
+        The agent's configuration, if it is not where it belongs.
+    programs : sequence of Program
+        What the agent loads; compiled, loaded, not attached.
 
-    Raises UsageError, CapabilityError if the namespace does not exist or may not be entered.
+    Raises
+    ------
+    UsageError, CapabilityError
+        If the namespace does not exist or may not be entered.
     """
     with netns.inside(name):
         results = [_result(check) for check in checks(name, config, programs)]
@@ -144,11 +151,20 @@ def _result(check: Check) -> Result:
 def clean(name: str | None) -> list[str]:
     """Remove what a crashed agent or controller left in a namespace.
 
-    Args:
-        name: The namespace; the thread's own unless given.
+    Parameters
+    ----------
+    name : str, optional
+        The namespace; the thread's own unless given.
 
-    Returns what was removed, one line each.
-    Raises RefusedError if an agent or a controller runs there: this would take away what it works with.
+    Returns
+    -------
+    list of str
+        What was removed, one line each.
+
+    Raises
+    ------
+    RefusedError
+        If an agent or a controller runs there: this would take away what it works with.
     """
     from pytools.kernel import leftovers
     from pytools.kernel.bpf import attach
@@ -200,7 +216,10 @@ def bundle(
 ) -> None:
     """Write a support bundle, and say what is in it and what is not.
 
-    Raises UsageError if the file exists, or cannot be made; or there is no such namespace.
+    Raises
+    ------
+    UsageError
+        If the file exists, or cannot be made; or there is no such namespace.
     """
     from pytools.views import doctor_bundle
 

@@ -102,13 +102,23 @@ class Made:
 def write(out: Path, name: str | None, config: Path | None, report: msgspec.Struct, redact: bool) -> Manifest:
     """Make a bundle.
 
-    Args:
-        out: Must not exist; is readable by its owner alone.
-        config: The agent's configuration, if it is not where it belongs.
-        report: What `doctor` found, with `versions`.
-        redact: Whether addresses outside the policy's managed prefixes become numbers.
+    Parameters
+    ----------
+    out : Path
+        Must not exist; is readable by its owner alone.
+    name : str, optional
+        The instance.
+    config : Path, optional
+        The agent's configuration, if it is not where it belongs.
+    report : Struct
+        What `doctor` found, with `versions`.
+    redact : bool
+        Whether addresses outside the policy's managed prefixes become numbers.
 
-    Raises UsageError if the file exists or cannot be made.
+    Raises
+    ------
+    UsageError
+        If the file exists or cannot be made.
     """
     try:
         fd = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -270,7 +280,10 @@ def _parsed(lines: Iterable[bytes]) -> Iterator[Any]:
 def json_of(command: tuple[str, ...]) -> Any:
     """What a command prints, which is JSON; an empty list when it prints nothing.
 
-    Raises MissingError if there is no such command, or it fails, takes too long or prints something else.
+    Raises
+    ------
+    MissingError
+        If there is no such command, or it fails, takes too long or prints something else.
     """
     try:
         done = subprocess.run(command, capture_output=True, timeout=_COMMAND_S, check=False)

@@ -43,8 +43,10 @@ def _field(name: str, value: Any) -> Any:
 class Addresses:
     """Puts a number in the place of every address outside some prefixes, the same for the same address.
 
-    Args:
-        managed: Prefixes whose addresses stay; what is none is left aside.
+    Parameters
+    ----------
+    managed : sequence of str
+        Prefixes whose addresses stay; what is none is left aside.
     """
 
     def __init__(self, managed: Sequence[str]) -> None:

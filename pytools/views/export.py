@@ -21,7 +21,13 @@ _LOOK_S = 0.5  # how soon a closed pipe is noticed while there is nothing to wri
 
 
 def write(signals: Iterable[AnySignal], out: BinaryIO) -> None:
-    """Write one line per signal, and flush once. Raises BrokenPipeError if the reader is gone."""
+    """Write one line per signal, and flush once.
+
+    Raises
+    ------
+    BrokenPipeError
+        If the reader is gone.
+    """
     lines = [encode(signal) + b"\n" for signal in signals]
     if lines:
         out.write(b"".join(lines))
@@ -33,12 +39,21 @@ def lines(
 ) -> int:
     """Write lines as they come, until there are no more, `count` were written, or the reader went away.
 
-    Args:
-        lots: Lines without their ends; an empty lot now and then is the occasion to see whether anybody reads.
-        out: Where lines go; nothing else is written there. Each lot is flushed.
-        tell: Called with False after each lot, with True at the end.
+    Parameters
+    ----------
+    lots : iterable of list of bytes
+        Lines without their ends; an empty lot now and then is the occasion to see whether anybody reads.
+    out : BinaryIO
+        Where lines go; nothing else is written there. Each lot is flushed.
+    count : int, optional
+        Stop after so many.
+    tell : callable
+        Called with False after each lot, with True at the end.
 
-    Returns how many were written.
+    Returns
+    -------
+    int
+        How many were written.
     """
     written = 0
     try:
@@ -79,7 +94,10 @@ def missed(
 def some(client: Connection[_Told]) -> list[_Told]:
     """What an agent has told, waiting a little for the first; possibly nothing.
 
-    Raises AgentGoneError if the agent is gone and all that it told was handed on.
+    Raises
+    ------
+    AgentGoneError
+        If the agent is gone and all that it told was handed on.
     """
     first = client.next(_LOOK_S)
     told = [] if first is None else [first]

@@ -44,7 +44,10 @@ from pytools.signals import (
 def chosen(word: str, words: Iterable[str], what: str) -> str:
     """The word as it is written among `words`, whatever its case.
 
-    Raises UsageError if it is none of them; names the nearest, and all there are.
+    Raises
+    ------
+    UsageError
+        If it is none of them; names the nearest, and all there are.
     """
     known = list(dict.fromkeys(words))
     for each in known:
@@ -245,7 +248,10 @@ def parse(
 ) -> Filters:
     """Filters from words of the command line.
 
-    Raises UsageError if something is not what it should be, or nothing could ever pass; says what to do instead.
+    Raises
+    ------
+    UsageError
+        If something is not what it should be, or nothing could ever pass; says what to do instead.
     """
     networks = {"--dst": tuple(map(_network("--dst"), dst)), "--src": tuple(map(_network("--src"), src))}
     families = [{network.version for network in each} for each in networks.values()]

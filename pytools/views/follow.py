@@ -37,9 +37,10 @@ def collect(
 ) -> Model:
     """The model after everything that arrives until then.
 
-    Args:
-        filters: Connections and queue pairs that cannot pass them are not remembered, so that there is room for those
-            that can.
+    Parameters
+    ----------
+    filters : Filters, optional
+        Connections and queue pairs that cannot pass them are not remembered, so that there is room for those that can.
     """
     lasting = None if filters is None else filters.lasting()
     while (left_s := until_s - clock()) > 0:
@@ -59,9 +60,12 @@ def paced(
 ) -> Iterator[None]:
     """When to show what is known: `count` times, `every_s` apart.
 
-    Args:
-        take: Takes what arrives until then.
-        enough: Whether enough is known for the first time, once `first_s` are over.
+    Parameters
+    ----------
+    take : callable
+        Takes what arrives until then.
+    enough : callable
+        Whether enough is known for the first time, once `first_s` are over.
     """
     due_s = time.monotonic() + first_s
     take(due_s)
@@ -80,7 +84,10 @@ def frames(
 ) -> Iterator[Model]:
     """The model, `count` times, `every_s` apart; the first once every path can have been heard of.
 
-    Raises SwerveError if nothing was heard at all.
+    Raises
+    ------
+    SwerveError
+        If nothing was heard at all.
     """
     model, started_s = Model(), time.monotonic()
 

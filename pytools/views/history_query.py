@@ -74,7 +74,13 @@ def signals(lines: Iterable[bytes], told: Read) -> Iterator[AnySignal]:
 
 
 def recorded(directory: Path, wanted: Wanted, told: Read) -> Iterator[bytes]:
-    """What the flight recorder has of it. Raises SwerveError if there is no recording, or it may not be read."""
+    """What the flight recorder has of it.
+
+    Raises
+    ------
+    SwerveError
+        If there is no recording, or it may not be read.
+    """
     at_any_time = replace(wanted, since_ns=0, until_ns=FOR_EVER)  # the reader looks at the times
     return passing(reader.lines(directory, wanted.since_ns, wanted.until_ns, told), at_any_time, told)
 
@@ -85,8 +91,12 @@ def recorded_and_on(directory: Path, client: LineClient, wanted: Wanted, told: R
     They join at an instant a moment from now: by then the agent has taken note of the subscription. What comes before
     it is taken from the recording, whenever the client hears of it.
 
-    Raises SwerveError if there is no recording.
-    Raises AgentGoneError if the agent ends.
+    Raises
+    ------
+    SwerveError
+        If there is no recording.
+    AgentGoneError
+        If the agent ends.
     """
     before_ns = max(time.time_ns() - _WRITTEN_NS, wanted.since_ns)
     for lot in lots(recorded(directory, replace(wanted, until_ns=before_ns), told)):
@@ -103,7 +113,10 @@ def recorded_and_on(directory: Path, client: LineClient, wanted: Wanted, told: R
 def live(client: LineClient, wanted: Wanted, told: Read) -> Iterator[list[bytes]]:
     """What is told from now on, in lots, of which some are empty.
 
-    Raises AgentGoneError if the agent ends, once all that it told was handed on.
+    Raises
+    ------
+    AgentGoneError
+        If the agent ends, once all that it told was handed on.
     """
     while True:
         yield list(passing(export.some(client), wanted, told))
@@ -120,7 +133,10 @@ def model(lines: Iterable[bytes], told: Read) -> Model:
 def of(file: Path | None, directory: Path | None, wanted: Wanted, told: Read) -> Iterator[bytes]:
     """What is wanted of a file, of standard input (-), or of a recording's directory.
 
-    Raises SwerveError if it cannot be read.
+    Raises
+    ------
+    SwerveError
+        If it cannot be read.
     """
     place = file or directory
     assert place is not None
@@ -132,7 +148,10 @@ def of(file: Path | None, directory: Path | None, wanted: Wanted, told: Read) ->
 def nothing_then(directory: Path) -> str:
     """What to say where a recording has nothing of the time that was asked for: from when to when it reaches.
 
-    Raises SwerveError if there is no recording.
+    Raises
+    ------
+    SwerveError
+        If there is no recording.
     """
     begins_ns, ends_ns = zip(*reader.covered(directory).values(), strict=True)
     return f"nothing was recorded then; {directory} reaches from {_moment(min(begins_ns))} to {_moment(max(ends_ns))}"

@@ -71,9 +71,12 @@ def is_whole_path(app: AppDelay) -> bool:
 def is_shown(window_ns: int, shown_ns: int, since_ns: int) -> bool:
     """Whether a window takes the place of the one that is shown.
 
-    Args:
-        window_ns, shown_ns: Lengths of the new one and of the one that is shown.
-        since_ns: From the end of the one that is shown to the end of the new one.
+    Parameters
+    ----------
+    window_ns, shown_ns : int
+        Lengths of the new one and of the one that is shown.
+    since_ns : int
+        From the end of the one that is shown to the end of the new one.
     """
     return window_ns >= shown_ns or since_ns > _LONG_OVER * shown_ns
 

@@ -31,10 +31,19 @@ class Query:
 def asked_for(kind: str, sort: str | None, given: Mapping[str, Sequence[Any]]) -> Query:
     """What was typed, checked against what the table has.
 
-    Args:
-        given: Name of a filter -> its values, as typed.
+    Parameters
+    ----------
+    kind : str
+        The view.
+    sort : str, optional
+        The column.
+    given : mapping
+        Name of a filter -> its values, as typed.
 
-    Raises UsageError if there is no such column, a filter is not what it should be, or nothing could ever pass.
+    Raises
+    ------
+    UsageError
+        If there is no such column, a filter is not what it should be, or nothing could ever pass.
     """
     has = VIEWS[kind].filters
     for name, values in given.items():
@@ -47,7 +56,10 @@ def asked_for(kind: str, sort: str | None, given: Mapping[str, Sequence[Any]]) -
 def sort_word(kind: str, word: str) -> str:
     """The column that a person means.
 
-    Raises UsageError if the table has no such column; names the nearest, and all there are.
+    Raises
+    ------
+    UsageError
+        If the table has no such column; names the nearest, and all there are.
     """
     from pytools.views import drawing
 
@@ -58,7 +70,10 @@ def sort_word(kind: str, word: str) -> str:
 def view_word(word: str) -> str:
     """The table that a person means.
 
-    Raises UsageError if there is no such table; names the nearest, and all there are.
+    Raises
+    ------
+    UsageError
+        If there is no such table; names the nearest, and all there are.
     """
     from pytools.views import drawing
 

@@ -22,11 +22,16 @@ _CLOSE: Final = 2
 class Sheet:
     """Rows under headings, drawn as wide as there is room.
 
-    Args:
-        columns: Headings; the first column is never left out, and folds when nothing else helps.
-        left: Columns aligned to the left; the first one always is.
-        spare: Columns that may be left out, the first of them first.
-        bare: Without the words around it: title, what was left out, and the empty line behind.
+    Parameters
+    ----------
+    columns : sequence of str
+        Headings; the first column is never left out, and folds when nothing else helps.
+    left : sequence of str
+        Columns aligned to the left; the first one always is.
+    spare : sequence of str
+        Columns that may be left out, the first of them first.
+    bare : bool
+        Without the words around it: title, what was left out, and the empty line behind.
     """
 
     title: str

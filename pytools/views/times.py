@@ -21,12 +21,19 @@ _CLOCK: Final = re.compile(r"(\d{1,2}):(\d\d)(?::(\d\d(?:\.\d+)?))?")
 def parse(text: str, now_ns: int, zone: tzinfo | None = None) -> int:
     """The instant that was meant.
 
-    Args:
-        text: A time of day, a date and time (ISO 8601), or a duration.
-        now_ns: CLOCK_REALTIME.
-        zone: What a time without a zone is in; None for this host's.
+    Parameters
+    ----------
+    text : str
+        A time of day, a date and time (ISO 8601), or a duration.
+    now_ns : int
+        CLOCK_REALTIME.
+    zone : tzinfo, optional
+        What a time without a zone is in; None for this host's.
 
-    Raises UsageError if it is none of these.
+    Raises
+    ------
+    UsageError
+        If it is none of these.
     """
     given = text.strip()
     with contextlib.suppress(ValueError):

@@ -28,8 +28,12 @@ _JOURNALLED: Final = "overlay"
 class ActsFile:
     """Appends acts.
 
-    Args:
-        later: Does the writing, so that nobody waits for the disk; stays the caller's.
+    Parameters
+    ----------
+    folder : Path
+        The instance's state directory.
+    later : Later
+        Does the writing, so that nobody waits for the disk; stays the caller's.
     """
 
     def __init__(self, folder: Path, later: Later) -> None:

@@ -55,7 +55,10 @@ class Later:
     def do(self, write: Callable[[], object], timeout_s: float) -> None:
         """Have something written now.
 
-        Raises OSError if it could not be; a TimeoutError if it was not within this time: it may be later.
+        Raises
+        ------
+        OSError
+            If it could not be; a TimeoutError if it was not within this time: it may be later.
         """
         done, errors = threading.Event(), list[OSError]()
 
@@ -91,8 +94,10 @@ T = TypeVar("T")
 class Background(Generic[T]):
     """A call that is being made. It is not waited for when the process ends.
 
-    Args:
-        call: What to do; a SwerveError of it is raised by `result`.
+    Parameters
+    ----------
+    call : callable
+        What to do; a SwerveError of it is raised by `result`.
     """
 
     def __init__(self, call: Callable[[], T]) -> None:
@@ -113,7 +118,13 @@ class Background(Generic[T]):
         return not self._thread.is_alive()
 
     def result(self) -> T:
-        """What it returned, once it is done. Raises SwerveError if it failed."""
+        """What it returned, once it is done.
+
+        Raises
+        ------
+        SwerveError
+            If it failed.
+        """
         self._thread.join()
         if not self._results:
             raise self._error

@@ -59,7 +59,13 @@ def load(path: Path, scope: str) -> tuple[Selected, ...]:
 
 
 def save(path: Path, scope: str, selected: Iterable[Selected]) -> None:
-    """Remember these, and nothing else. Raises OSError if they cannot be written."""
+    """Remember these, and nothing else.
+
+    Raises
+    ------
+    OSError
+        If they cannot be written.
+    """
     kept = tuple(selected)
     if kept:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -71,7 +77,10 @@ def save(path: Path, scope: str, selected: Iterable[Selected]) -> None:
 def restore(netlink: Netlink, path: Path, scope: str, why: str) -> list[Restored]:
     """Put the former port of each bond back, if it is still on one that we selected; what is left stays in the file.
 
-    Raises SwerveError if bonds cannot be read.
+    Raises
+    ------
+    SwerveError
+        If bonds cannot be read.
     """
     kept = load(path, scope)
     if not kept:

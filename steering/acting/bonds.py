@@ -29,10 +29,20 @@ _READ_NS: Final = 1_000_000_000
 class BondActing:
     """Carries out what is wanted of bonds, or says what would be done.
 
-    Args:
-        policy: The policy; without `bonds` in it nothing is done.
-        netlink: In the namespace that is steered; stays the caller's.
-        output: Takes lines for the log, and acts.
+    Parameters
+    ----------
+    policy : Policy
+        The policy; without `bonds` in it nothing is done.
+    apply : bool
+        Else nothing is changed.
+    engine : Engine
+        Has the evidence.
+    netlink : Netlink
+        In the namespace that is steered; stays the caller's.
+    file : Path
+        What is remembered.
+    output : Output
+        Takes lines for the log, and acts.
     """
 
     def __init__(

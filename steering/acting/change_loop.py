@@ -17,12 +17,20 @@ from steering.plan import Change, Target, same
 class ChangeLoop:
     """Carries out what the engine wants, until it wants nothing more.
 
-    Args:
-        engine: Says what is wanted of a target, and learns what was refused.
-        acting: Makes a change, or says what would be done.
-        poll: Receives the signals that wait; they arrive at `heard`.
-        refusal: Why nothing may be changed now; empty when it may.
-        done: Called after each round with whether the kernel is as it was thought to be.
+    Parameters
+    ----------
+    engine : Engine
+        Says what is wanted of a target, and learns what was refused.
+    acting : Acting
+        Makes a change, or says what would be done.
+    apply : bool
+        Whether changes are made.
+    poll : callable
+        Receives the signals that wait; they arrive at `heard`.
+    refusal : callable
+        Why nothing may be changed now; empty when it may.
+    done : callable
+        Called after each round with whether the kernel is as it was thought to be.
     """
 
     def __init__(

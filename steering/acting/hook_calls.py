@@ -124,7 +124,10 @@ def _iso(unix_ns: int) -> str:
 def call(hook: Settings, event: dict[str, Any]) -> str:
     """Make one call in a process of its own, and wait for it; what came of it.
 
-    Raises SwerveError if it failed, or was killed when its time was over.
+    Raises
+    ------
+    SwerveError
+        If it failed, or was killed when its time was over.
     """
     timeout_s = hook.timeout_ns / 1e9
     said = {"kind": hook.kind, "options": json.loads(hook.options), "event": event, "timeout_s": timeout_s}
@@ -156,9 +159,16 @@ def call(hook: Settings, event: dict[str, Any]) -> str:
 class HookCalls:
     """Tells hooks what they are to know.
 
-    Args:
-        report: Takes what became of a delivery.
-        make: Makes a call in place of a process; raises SwerveError when it fails.
+    Parameters
+    ----------
+    file : Path
+        What is remembered.
+    scope : str
+        This boot and network namespace.
+    report : callable
+        Takes what became of a delivery.
+    make : callable, optional
+        Makes a call in place of a process; raises SwerveError when it fails.
     """
 
     def __init__(

@@ -48,8 +48,12 @@ def program_objection(program: str) -> str:
 def secret(path: str) -> str:
     """What is in a secret file: one line. It may also be the service's own, when root checks a policy.
 
-    Raises OSError if it cannot be read.
-    Raises RefusedError if somebody else may read it or could have written it, or if it holds no line for a header.
+    Raises
+    ------
+    OSError
+        If it cannot be read.
+    RefusedError
+        If somebody else may read it or could have written it, or if it holds no line for a header.
     """
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         status = os.fstat(file.fileno())
@@ -71,8 +75,12 @@ def _service() -> tuple[int, ...]:
 def token(path: str) -> str:
     """What is in the token file of a service account, which Kubernetes itself lets everybody in the container read.
 
-    Raises OSError if it cannot be read.
-    Raises RefusedError if somebody else could have written it, or if it holds no line for a header.
+    Raises
+    ------
+    OSError
+        If it cannot be read.
+    RefusedError
+        If somebody else could have written it, or if it holds no line for a header.
     """
     return _line(path, read_obeyed(Path(path), _SECRET_BYTES + 1))
 

@@ -40,7 +40,13 @@ _NICE: Final = 10
 
 
 def deliver(call: Mapping[str, Any]) -> str:
-    """Tell a far end what it is to know; what came of it. Raises SwerveError if it could not be told."""
+    """Tell a far end what it is to know; what came of it.
+
+    Raises
+    ------
+    SwerveError
+        If it could not be told.
+    """
     options, event = call["options"], call["event"]
     try:
         match call["kind"]:

@@ -28,9 +28,18 @@ GUARDIAN_S: Final = 10.0
 class HookActing:
     """Has hooks called, or says what they would be told.
 
-    Args:
-        policy: The policy; without `hooks` in it nothing is told.
-        output: Takes lines for the log, and acts.
+    Parameters
+    ----------
+    policy : Policy
+        The policy; without `hooks` in it nothing is told.
+    apply : bool
+        Else nothing is sent.
+    engine : Engine
+        Knows the paths.
+    file : Path
+        What is remembered.
+    output : Output
+        Takes lines for the log, and acts.
     """
 
     def __init__(self, policy: Policy, apply: bool, engine: Engine, file: Path, output: messages.Output) -> None:

@@ -129,9 +129,12 @@ def parse(line: bytes) -> Entry | None:
 class Journal(Closing):
     """Appends entries.
 
-    Args:
-        path: The file; made with mode 0600 when missing.
-        later: Does the writing, so that nobody waits for the disk; stays the caller's.
+    Parameters
+    ----------
+    path : Path
+        The file; made with mode 0600 when missing.
+    later : Later, optional
+        Does the writing, so that nobody waits for the disk; stays the caller's.
     """
 
     def __init__(self, path: Path, later: Later | None = None) -> None:
@@ -142,7 +145,10 @@ class Journal(Closing):
     def write(self, *entries: Entry, sync: bool = False) -> None:
         """Append entries, in one write; with `sync` they are on disk when it returns.
 
-        Raises OSError if not all of them are. Of what is written later it is not known: see `Later.failure`.
+        Raises
+        ------
+        OSError
+            If not all of them are. Of what is written later it is not known: see `Later.failure`.
         """
         if self._later is None or sync:
             self._append(entries, sync)
@@ -206,7 +212,10 @@ def _as_line(entry: Entry) -> dict[str, Any]:
 def append_line(fd: int, line: bytes, path: Path) -> None:
     """Append a line, or several; one that somebody, or a full disk, left torn before it is closed off.
 
-    Raises OSError if it was not, or not wholly, written.
+    Raises
+    ------
+    OSError
+        If it was not, or not wholly, written.
     """
     size = os.fstat(fd).st_size
     torn = size and os.pread(fd, 1, size - 1) != b"\n"

@@ -29,10 +29,16 @@ _NAME: Final = "hidden ways"
 class LabelActing(Closing):
     """Carries out what is wanted of live connections, or says what would be done.
 
-    Args:
-        policy: The policy; without `labels` in it nothing is done.
-        apply: Else nothing is sent, and nothing changed.
-        output: Takes lines for the log, and acts.
+    Parameters
+    ----------
+    policy : Policy
+        The policy; without `labels` in it nothing is done.
+    apply : bool
+        Else nothing is sent, and nothing changed.
+    flows : FlowActing
+        Has the kernel's part.
+    output : Output
+        Takes lines for the log, and acts.
     """
 
     def __init__(self, policy: Policy, apply: bool, flows: FlowActing, output: messages.Output) -> None:

@@ -23,12 +23,21 @@ from pytools.owned_files import as_owner
 class Lock(Closing):
     """The lock, held from construction to `close`.
 
-    Args:
-        wait_s: How long to wait for a controller that is on its way out, or a guardian that is undoing.
-        inherit: Asked while somebody else has it: the lock's descriptor, if he hands it over.
+    Parameters
+    ----------
+    path : Path
+        The lock file.
+    wait_s : float
+        How long to wait for a controller that is on its way out, or a guardian that is undoing.
+    inherit : callable
+        Asked while somebody else has it: the lock's descriptor, if he hands it over.
 
-    Raises RefusedError if a controller of this instance runs.
-    Raises SwerveError if a guardian is still undoing what a dead one did.
+    Raises
+    ------
+    RefusedError
+        If a controller of this instance runs.
+    SwerveError
+        If a guardian is still undoing what a dead one did.
     """
 
     def __init__(self, path: Path, wait_s: float = 0.0, inherit: Callable[[], int | None] = lambda: None) -> None:

@@ -48,10 +48,16 @@ class Memory(msgspec.Struct, frozen=True):
 class Succession:
     """Takes over from the controller before, and keeps in a file what its successor needs.
 
-    Args:
-        path: The file; its directory is made with mode 0700 when missing.
-        apply: Whether changes are made; a dry run neither takes over nor leaves anything.
-        say: Takes a line for the log.
+    Parameters
+    ----------
+    path : Path
+        The file; its directory is made with mode 0700 when missing.
+    scope : str
+        This boot and network namespace.
+    apply : bool
+        Whether changes are made; a dry run neither takes over nor leaves anything.
+    say : callable
+        Takes a line for the log.
     """
 
     def __init__(self, path: Path, scope: str, apply: bool, say: Callable[[str], None]) -> None:
@@ -138,8 +144,14 @@ class _Contents(msgspec.Struct, frozen=True):
 class UsualFile:
     """Keeps what an engine learns.
 
-    Args:
-        say: Takes a line for the log.
+    Parameters
+    ----------
+    folder : Path
+        The instance's runtime directory.
+    usuals : Usuals
+        What is kept.
+    say : callable
+        Takes a line for the log.
     """
 
     def __init__(self, folder: Path, usuals: Usuals, say: Callable[[str], None]) -> None:

@@ -28,11 +28,17 @@ class NamespaceLock(Closing):
 
     Any local user can take the name. One that is neither root nor us keeps nobody from steering: then nothing is held.
 
-    Args:
-        wait_s: How long to wait for a controller that is on its way out, or a guardian that is undoing.
-        inherited: Its descriptor, from a guardian that handed it over.
+    Parameters
+    ----------
+    wait_s : float
+        How long to wait for a controller that is on its way out, or a guardian that is undoing.
+    inherited : int | None
+        Its descriptor, from a guardian that handed it over.
 
-    Raises RefusedError if another controller acts here.
+    Raises
+    ------
+    RefusedError
+        If another controller acts here.
     """
 
     def __init__(self, wait_s: float = 0.0, inherited: int | None = None) -> None:

@@ -28,10 +28,14 @@ from steering.policy.model import Policy
 class PortActing(Closing):
     """Carries out what is wanted of new connections, or says what would be done.
 
-    Args:
-        policy: The policy; without `ports` in it nothing is done.
-        apply: Else nothing is sent, and nothing changed.
-        output: Takes lines for the log, and acts.
+    Parameters
+    ----------
+    policy : Policy
+        The policy; without `ports` in it nothing is done.
+    apply : bool
+        Else nothing is sent, and nothing changed.
+    output : Output
+        Takes lines for the log, and acts.
     """
 
     def __init__(self, policy: Policy, apply: bool, output: messages.Output) -> None:

@@ -26,10 +26,21 @@ class Undone:
 def note(log: Journal, scope: str, by: str, because: str) -> list[Undone]:
     """Note what was in force before our rules were deleted.
 
-    Args:
-        by: Who does it: controller, guardian or command.
+    Parameters
+    ----------
+    log : Journal
+        Where it is noted.
+    scope : str
+        This boot and namespace.
+    by : str
+        Who does it: controller, guardian or command.
+    because : str
+        Why.
 
-    Raises OSError if it could not be noted: it was undone all the same.
+    Raises
+    ------
+    OSError
+        If it could not be noted: it was undone all the same.
     """
     found = log.read().in_force(scope).values()
     notes = [

@@ -20,8 +20,16 @@ RETRY_NS: Final = 1_000_000_000  # each attempt that fails has the whole overlay
 class RtoMinActing:
     """Puts our routes in force for their minimum RTO, or says that it would.
 
-    Args:
-        engine: Knows whether there are routes of ours.
+    Parameters
+    ----------
+    apply : bool
+        Else nothing is changed.
+    engine : Engine
+        Knows whether there are routes of ours.
+    overlay : Overlay
+        Has them.
+    output : Output
+        Takes acts.
     """
 
     def __init__(self, apply: bool, engine: Engine, overlay: Overlay, output: messages.Output) -> None:

@@ -29,10 +29,14 @@ USERSPACE: Final = "1"  # of net.mptcp.pm_type
 class SubflowActing(Closing):
     """Replaces subflows on bad ways.
 
-    Args:
-        ports: Knows ways, and which ports take which.
-        every_ns: Time between two segments.
-        output: Takes lines for the log, and acts.
+    Parameters
+    ----------
+    ports : PortEngine
+        Knows ways, and which ports take which.
+    every_ns : int
+        Time between two segments.
+    output : Output
+        Takes lines for the log, and acts.
     """
 
     def __init__(self, ports: PortEngine, every_ns: int, output: messages.Output) -> None:

@@ -35,9 +35,16 @@ class CarriedOut:
 class Acting:
     """Carries out changes of weights, or says what would be done.
 
-    Args:
-        engine: Learns what became of each change.
-        output: Takes lines for the log, and acts.
+    Parameters
+    ----------
+    engine : Engine
+        Learns what became of each change.
+    overlay : Overlay
+        Changes the kernel.
+    log : Journal
+        Where it is noted.
+    output : Output
+        Takes lines for the log, and acts.
     """
 
     def __init__(self, engine: Engine, overlay: Overlay, log: journal.Journal, output: messages.Output) -> None:
@@ -142,7 +149,13 @@ class Acting:
             self._output.say(f"the journal cannot be written: {why}")
 
     def take_back(self, why: str) -> None:
-        """Take everything back, and note and publish it. Raises SwerveError if the kernel refuses."""
+        """Take everything back, and note and publish it.
+
+        Raises
+        ------
+        SwerveError
+            If the kernel refuses.
+        """
         decided = time.monotonic_ns()
         self._overlay.off()
         self.note_undone(why, decided)

@@ -45,7 +45,10 @@ def _bond(row: LinkRow, ports: list[LinkRow]) -> Bond:
 def select(netlink: Netlink, bond: int, port: int) -> None:
     """Make a port the active one of a bond; both by index.
 
-    Raises SwerveError if the kernel refuses, as for a port without a link.
+    Raises
+    ------
+    SwerveError
+        If the kernel refuses, as for a port without a link.
     """
     what = f"selecting the active port of interface {bond}"
     [refusal] = netlink.socket.change_bodies([selecting(bond, port)], _NEW_LINK, 0, what)

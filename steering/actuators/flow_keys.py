@@ -32,7 +32,13 @@ class Address:
 
 @functools.lru_cache(maxsize=4096)
 def address(text: str) -> Address:
-    """An address taken apart. Raises ValueError if it is none."""
+    """An address taken apart.
+
+    Raises
+    ------
+    ValueError
+        If it is none.
+    """
     parsed = ipaddress.ip_address(text)
     packed = parsed.packed if parsed.version == 6 else _MAPPED + parsed.packed
     return Address(parsed.version, packed, not parsed.is_multicast and parsed != _BROADCAST, parsed.is_loopback)

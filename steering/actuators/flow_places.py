@@ -32,8 +32,10 @@ class Place:
 class Places:
     """Gives places out.
 
-    Args:
-        rows, sets, ways: What there is of each; `sets` is a power of two.
+    Parameters
+    ----------
+    rows, sets, ways : int
+        What there is of each; `sets` is a power of two.
     """
 
     def __init__(self, rows: int, sets: int, ways: int) -> None:
@@ -59,7 +61,13 @@ class Places:
         return count <= len(self._free)
 
     def take(self, flows: Sequence[FlowKey], hashes: Sequence[int]) -> list[Place]:
-        """Places for flows that have none: for all of them or for none. Raises RefusedError if there is no room."""
+        """Places for flows that have none: for all of them or for none.
+
+        Raises
+        ------
+        RefusedError
+            If there is no room.
+        """
         if not self.room_for(len(flows)):
             raise RefusedError(
                 f"{len(flows)} more flows cannot be steered: {len(self)} of {self._capacity} are already", _MAKE_ROOM

@@ -28,7 +28,13 @@ _GONE: Final = frozenset({errno.ENOENT, errno.ESRCH})
 
 
 class Numbers:
-    """Table numbers and ids of ours: the same for the same thing as long as this lives."""
+    """Table numbers and ids of ours: the same for the same thing as long as this lives.
+
+    Parameters
+    ----------
+    first_table : int
+        The first of our tables.
+    """
 
     def __init__(self, first_table: int) -> None:
         self._first_table = first_table
@@ -74,9 +80,14 @@ class Numbers:
 class Mirror:
     """Our tables in one namespace.
 
-    Args:
-        netlink: A socket in that namespace; stays the caller's.
-        rto_min_ms: The minimum RTO of our routes, but for those whose originals have one; 0: none.
+    Parameters
+    ----------
+    netlink : Netlink
+        A socket in that namespace; stays the caller's.
+    numbers : Numbers
+        What ours are called.
+    rto_min_ms : int
+        The minimum RTO of our routes, but for those whose originals have one; 0: none.
     """
 
     def __init__(self, netlink: Netlink, numbers: Numbers, rto_min_ms: int = 0) -> None:
@@ -96,7 +107,19 @@ class Mirror:
         )
 
     def follow(self, objects: Objects, views: Collection[View], targets: Collection[Steered], form: Form) -> list[str]:
-        """Make everything as it shall be; what could not be done."""
+        """Make everything as it shall be; what could not be done.
+
+        Parameters
+        ----------
+        objects : Objects
+            What the kernel has.
+        views : collection of View
+            What has to be passed on.
+        targets : collection of Steered
+            All targets.
+        form : str
+            In which form.
+        """
         failed: list[str] = []
         self.made.clear()
         if form != self.form:
@@ -130,7 +153,10 @@ class Mirror:
     def reweight(self, target: Target, shares: Shares) -> None:
         """Give a target other weights.
 
-        Raises NetlinkError if the kernel refuses; in form `inline` some of its routes may have them already.
+        Raises
+        ------
+        NetlinkError
+            If the kernel refuses; in form `inline` some of its routes may have them already.
         """
         if self.form == "object":
             number = self._numbers.group(target)

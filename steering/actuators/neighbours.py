@@ -33,9 +33,11 @@ _IDLE_S: Final = 0.25
 class Neighbours(Closing):
     """Watches hops in the network namespace of the thread that makes it.
 
-    Args:
-        changed: Told of every hop whose state has changed: the hop, and whether it is alive. Called from another
-            thread, one call at a time; must be short and must not raise.
+    Parameters
+    ----------
+    changed : callable
+        Told of every hop whose state has changed: the hop, and whether it is alive. Called from another thread, one
+        call at a time; must be short and must not raise.
     """
 
     def __init__(self, changed: Callable[[Hop, bool], None]) -> None:
@@ -62,7 +64,10 @@ class Neighbours(Closing):
     def watch(self, hops: Iterable[Hop]) -> None:
         """Watch these from now on, and no others; when it returns, their present state has been told.
 
-        Raises SwerveError if the kernel's tables cannot be read.
+        Raises
+        ------
+        SwerveError
+            If the kernel's tables cannot be read.
         """
         with self._lock:
             wanted = set(hops)

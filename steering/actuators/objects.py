@@ -80,10 +80,17 @@ def read(
 ) -> Objects:
     """All of it, as it is now.
 
-    Args:
-        vrfs: VRF devices whose tables are read as well.
-        before: An earlier reading, if no news of routes came since: they are read again only where they may have gone
-            unannounced.
+    Parameters
+    ----------
+    netlink : Netlink
+        A socket in the namespace.
+    families : collection of int
+        Of rules and routes.
+    vrfs : collection of str
+        VRF devices whose tables are read as well.
+    before : Objects, optional
+        An earlier reading, if no news of routes came since: they are read again only where they may have gone
+        unannounced.
     """
     links = netlink.links()
     rules = sorted((r for f in families for r in netlink.rules(f)), key=lambda r: (r.family, r.priority))

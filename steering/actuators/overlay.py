@@ -60,20 +60,32 @@ class Found:
 class Overlay(Closing):
     """The overlay of one namespace.
 
-    Args:
-        netlink: A socket in that namespace; stays the caller's.
-        manage: Which prefixes are managed, and which numbers are ours.
-        apply: Whether to write; else it only reads.
-        memory: What a controller before us has in force goes on; None: nothing of ours is left.
+    Parameters
+    ----------
+    netlink : Netlink
+        A socket in that namespace; stays the caller's.
+    manage : Manage
+        Which prefixes are managed, and which numbers are ours.
+    apply : bool
+        Whether to write; else it only reads.
+    memory : OverlayMemory | None
+        What a controller before us has in force goes on; None: nothing of ours is left.
 
-    Attributes:
-        due_ns: When to call `refresh` next.
-        complaints: What could not be done, as the log was told; empty when all is well.
-        rto_min: The minimum RTO that our routes have.
-        held: Whether they stay in force without weights of ours, for that.
+    Attributes
+    ----------
+    due_ns : int
+        When to call `refresh` next.
+    complaints : frozenset of str
+        What could not be done, as the log was told; empty when all is well.
+    rto_min : Chosen
+        The minimum RTO that our routes have.
+    held : bool
+        Whether they stay in force without weights of ours, for that.
 
-    Raises RefusedError if somebody else uses a table or a priority of ours, or the minimum RTO is too short for this
-    kernel.
+    Raises
+    ------
+    RefusedError
+        If somebody else uses a table or a priority of ours, or the minimum RTO is too short for this kernel.
     """
 
     def __init__(self, netlink: Netlink, manage: Manage, apply: bool, memory: OverlayMemory | None = None) -> None:
@@ -166,7 +178,17 @@ class Overlay(Closing):
         What of ours somebody has just deleted, as systemd-networkd does when it starts, is made again first. Returns
         what is in force once the kernel has acknowledged all of it.
 
-        Raises SwerveError if nothing was changed, and why.
+        Parameters
+        ----------
+        target : str
+            One of those found.
+        wanted : Weights
+            By the ids of its members.
+
+        Raises
+        ------
+        SwerveError
+            If nothing was changed, and why.
         """
         try:
             return self._put(target, wanted)
@@ -205,7 +227,10 @@ class Overlay(Closing):
     def hold(self) -> None:
         """Put our routes in force whatever their weights, for their minimum RTO.
 
-        Raises NetlinkError if the kernel refuses.
+        Raises
+        ------
+        NetlinkError
+            If the kernel refuses.
         """
         self.held = True
         try:
@@ -216,7 +241,13 @@ class Overlay(Closing):
             raise
 
     def off(self) -> list[str]:
-        """Delete our rules, whatever is in force; what was deleted. Raises NetlinkError if the kernel refuses."""
+        """Delete our rules, whatever is in force; what was deleted.
+
+        Raises
+        ------
+        NetlinkError
+            If the kernel refuses.
+        """
         deleted = switch_off(self._netlink)
         self._rules.forget()
         self.held = False
@@ -241,7 +272,10 @@ class Overlay(Closing):
     def _check_vrf(self, target: Steered) -> None:
         """See whether the kernel finds our table for packets of a VRF: from 5.18 to 6.14 rules do not match the device.
 
-        Raises SwerveError if it does not; the rules are deleted again, as nobody would notice them.
+        Raises
+        ------
+        SwerveError
+            If it does not; the rules are deleted again, as nobody would notice them.
         """
         device = next((each.oif for each in self._views[target.view].selectors if each.oif), "")
         link = self._objects.by_name.get(device) if self._objects is not None else None
@@ -258,7 +292,10 @@ class Overlay(Closing):
     def refresh(self) -> Found:
         """Read what others have, make ours follow it, and say what there is to steer.
 
-        Raises SwerveError if the kernel cannot be read or written; ask again when due.
+        Raises
+        ------
+        SwerveError
+            If the kernel cannot be read or written; ask again when due.
         """
         began = time.monotonic_ns()
         self.due_ns = began + _RETRY_NS

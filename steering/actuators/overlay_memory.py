@@ -75,10 +75,16 @@ def recalled(
 ) -> Steered:
     """A target as it was left, with the weights that the kernel has.
 
-    Args:
-        memory: What is remembered; it may be older than what the kernel has.
-        in_force: Whether a rule of ours leads to its table.
-        group: Its group in the kernel; None where there is none, or its routes list their hops.
+    Parameters
+    ----------
+    memory : TargetMemory
+        What is remembered; it may be older than what the kernel has.
+    in_force : bool
+        Whether a rule of ours leads to its table.
+    group : NexthopGroup | None
+        Its group in the kernel; None where there is none, or its routes list their hops.
+    ids : mapping
+        Our numbers of hops.
     """
     found = Steered(
         memory.name,

@@ -93,10 +93,18 @@ def views(
 ) -> list[View]:
     """Every view with what it has of the managed prefixes.
 
-    Args:
-        vrfs: VRF devices whose tables count.
-        alternatives: Gateway and interface of further hops, for every managed prefix of the gateway's family.
-        apart: Addresses that are steered apart from the prefixes that they are in.
+    Parameters
+    ----------
+    objects : Objects
+        What the kernel has.
+    managed : collection of str
+        Prefixes.
+    vrfs : collection of str
+        VRF devices whose tables count.
+    alternatives : sequence of tuple of str
+        Gateway and interface of further hops, for every managed prefix of the gateway's family.
+    apart : collection of str
+        Addresses that are steered apart from the prefixes that they are in.
     """
     families = {family_of(prefix) for prefix in managed}
     found: dict[ViewKey, list[Selector]] = defaultdict(list)

@@ -30,8 +30,10 @@ Wanted = TypeVar("Wanted", Pin, LabelChange)
 class Leases(Closing, Generic[Wanted]):
     """The leases of one kind in one namespace.
 
-    Args:
-        table: The kernel's table of flows; stays the caller's.
+    Parameters
+    ----------
+    table : FlowTable
+        The kernel's table of flows; stays the caller's.
     """
 
     _lease: ClassVar[Lease]
@@ -108,8 +110,10 @@ class PinState:
 class Pins(Leases[Pin]):
     """The pins of one namespace.
 
-    Args:
-        table: The kernel's table of flows; stays the caller's.
+    Parameters
+    ----------
+    table : FlowTable
+        The kernel's table of flows; stays the caller's.
     """
 
     _lease = "pin_until_ns"
@@ -137,9 +141,15 @@ class Pins(Leases[Pin]):
         To be called whenever a route, an interface or the health of a path has changed, or `outdated` says so. Pins to
         a target that is named no more go as they are routed, until it is named again or their leases end.
 
-        Returns targets that cannot be used, by (target, nexthop id), and why; a neighbour that is merely silent is
-        none.
-        Raises SwerveError if the kernel's tables of neighbours cannot be read.
+        Returns
+        -------
+        dict
+            Targets that cannot be used, by (target, nexthop id), and why; a neighbour that is merely silent is none.
+
+        Raises
+        ------
+        SwerveError
+            If the kernel's tables of neighbours cannot be read.
         """
         wanted = {each.name: each for each in targets}
         removed = self._neighbours.take_removed()

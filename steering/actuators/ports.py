@@ -33,11 +33,17 @@ PROGRAM: Final = Program("connect.c", tuple(_HOOKS), kinds={"connect_ipv4": "con
 class Ports(Closing):
     """connect.c at work.
 
-    Args:
-        loaded: What came of `PROGRAM`; taken over.
+    Parameters
+    ----------
+    loaded : Loaded
+        What came of `PROGRAM`; taken over.
 
-    Raises CapabilityError if the program could not be loaded, or there is no control group to attach it to.
-    Raises SwerveError if the kernel refuses to attach it.
+    Raises
+    ------
+    CapabilityError
+        If the program could not be loaded, or there is no control group to attach it to.
+    SwerveError
+        If the kernel refuses to attach it.
     """
 
     def __init__(self, loaded: Loaded) -> None:
@@ -60,7 +66,10 @@ class Ports(Closing):
     def offer(self, wanted: Mapping[Peer, Sequence[int]]) -> None:
         """The ports of each destination from now on; the kernel chooses those of all others.
 
-        Raises SwerveError if the kernel's table takes no more.
+        Raises
+        ------
+        SwerveError
+            If the kernel's table takes no more.
         """
         for peer in self._offered.keys() - wanted.keys():
             self._ports.delete(_key(peer, self._ports.key))

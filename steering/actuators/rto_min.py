@@ -30,7 +30,10 @@ class Chosen:
 def chosen(manage: Manage) -> Chosen:
     """The minimum RTO that our routes have in the network namespace that we are in.
 
-    Raises RefusedError if this kernel cannot time it.
+    Raises
+    ------
+    RefusedError
+        If this kernel cannot time it.
     """
     wanted, least, before = manage.rto_min or 0, _TICKS * _tick_ns(), _setting_ns()
     if not wanted:

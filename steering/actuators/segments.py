@@ -42,7 +42,13 @@ class _Key(NamedTuple):
 
 
 class Segments(Closing):
-    """Segments under way, of one family. Raises CapabilityError if this process may not have raw sockets."""
+    """Segments under way, of one family.
+
+    Raises
+    ------
+    CapabilityError
+        If this process may not have raw sockets.
+    """
 
     def __init__(self, family: Literal[4, 6]) -> None:
         self._family = family

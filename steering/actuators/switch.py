@@ -25,9 +25,14 @@ _NOWHERE: Final = "swerve-none"  # no interface
 class Switch:
     """The rules of all views.
 
-    Args:
-        netlink: A socket in that namespace; stays the caller's.
-        priority: Of the rule above that of table `main`; None: one less than theirs.
+    Parameters
+    ----------
+    netlink : Netlink
+        A socket in that namespace; stays the caller's.
+    numbers : Numbers
+        Of our tables.
+    priority : int or None
+        Of the rule above that of table `main`; None: one less than theirs.
     """
 
     def __init__(self, netlink: Netlink, numbers: Numbers, priority: int | None) -> None:
@@ -45,7 +50,13 @@ class Switch:
         return list(self._on)
 
     def put(self, key: ViewKey, view: View | None) -> None:
-        """Have the rules of a view; none where none is given. Raises NetlinkError if the kernel refuses."""
+        """Have the rules of a view; none where none is given.
+
+        Raises
+        ------
+        NetlinkError
+            If the kernel refuses.
+        """
         wanted = self._wanted(view) if view is not None else []
         have = self._on.get(key, [])
         fresh = [body for body in wanted if rule_of(body) not in map(rule_of, have)]
@@ -78,8 +89,12 @@ class Switch:
 class TableUsers:
     """Who uses the tables that would be ours. Each is looked at once: what comes there later is known to be ours.
 
-    Args:
-        netlink: A socket in that namespace; stays the caller's.
+    Parameters
+    ----------
+    netlink : Netlink
+        A socket in that namespace; stays the caller's.
+    numbers : Numbers
+        Of our tables.
     """
 
     def __init__(self, netlink: Netlink, numbers: Numbers) -> None:
@@ -100,7 +115,13 @@ class TableUsers:
 
 
 def refuse(views: Iterable[View], users: TableUsers, rules: Iterable[Rule], priority: int | None) -> None:
-    """Refuse to start where others use our numbers. Raises RefusedError if they do, and who."""
+    """Refuse to start where others use our numbers.
+
+    Raises
+    ------
+    RefusedError
+        If they do, and who.
+    """
     for view in views:
         if why := users.of(view):
             raise RefusedError(why, "set manage.table in the policy to a free number")

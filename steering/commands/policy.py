@@ -189,8 +189,12 @@ def recorded(
 ) -> tuple[Path, Callable[[Policy], Recording]]:
     """Where a recording is, and what opens the signals in it that a policy needs.
 
-    Raises SwerveError if there is none.
-    Raises UsageError if a file is to be read in part.
+    Raises
+    ------
+    SwerveError
+        If there is none.
+    UsageError
+        If a file is to be read in part.
     """
     from pytools.recording import files
     from pytools.recording.reader import FOR_EVER, Read

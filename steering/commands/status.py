@@ -51,7 +51,10 @@ def status(options: Options) -> None:
 def facts_of(name: str | None, with_paths: bool = True) -> dict[str, Any]:
     """What is known of the controller of an instance, and of what is in force.
 
-    Raises SwerveError if it cannot be read.
+    Raises
+    ------
+    SwerveError
+        If it cannot be read.
     """
     folder = directories.state_dir(name)
     held = holder(folder / journal.LOCK_FILE)

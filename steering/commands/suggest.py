@@ -30,11 +30,19 @@ class Suggested:
 def suggested(place: Path, records: Callable[[Policy], Recording], file: Path | None) -> Suggested:
     """A policy with thresholds from a recording.
 
-    Args:
-        place: Where the recording is, for people.
-        records: Opens it, for what a policy needs.
+    Parameters
+    ----------
+    place : Path
+        Where the recording is, for people.
+    records : callable
+        Opens it, for what a policy needs.
+    file : Path, optional
+        The present policy.
 
-    Raises SwerveError if nothing can be suggested, and why.
+    Raises
+    ------
+    SwerveError
+        If nothing can be suggested, and why.
     """
     found_file = file or _default()
     present = policy_file.load(found_file, guarded=False) if found_file else suggesting.for_everything()

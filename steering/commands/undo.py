@@ -40,8 +40,12 @@ FOR_GOOD: Final = frozenset({"2", "3", "4", "5"})
 def restart_expected(unit: str, environment: Mapping[str, str]) -> bool:
     """Whether a unit that has just ended will be started again; False where that cannot be told.
 
-    Args:
-        environment: What systemd says of the end: `SERVICE_RESULT`, `EXIT_CODE`, `EXIT_STATUS`.
+    Parameters
+    ----------
+    unit : str
+        Its name.
+    environment : mapping of str to str
+        What systemd says of the end: `SERVICE_RESULT`, `EXIT_CODE`, `EXIT_STATUS`.
     """
     result = environment.get("SERVICE_RESULT", "")
     if result == "success":

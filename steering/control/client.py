@@ -24,11 +24,23 @@ class NotRunningError(SwerveError):
 def ask(folder: Path, request: AnyRequest, timeout_s: float = _TIMEOUT_S, patience_s: float = 0.0) -> Reply:
     """What a controller answers.
 
-    Args:
-        patience_s: For so long a refusal that may be none a moment later is not believed.
+    Parameters
+    ----------
+    folder : Path
+        The instance's state directory.
+    request : Request
+        What is wanted.
+    timeout_s : float
+        How long to wait.
+    patience_s : float
+        For so long a refusal that may be none a moment later is not believed.
 
-    Raises NotRunningError if no controller runs.
-    Raises SwerveError if it does not answer, or says no: of the kind that its exit code names.
+    Raises
+    ------
+    NotRunningError
+        If no controller runs.
+    SwerveError
+        If it does not answer, or says no: of the kind that its exit code names.
     """
     patient_until = time.monotonic() + patience_s
     reply = _exchange(folder / SOCKET, encode(request), timeout_s)

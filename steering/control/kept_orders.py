@@ -36,8 +36,12 @@ _decoder = msgspec.json.Decoder(_Contents)
 def load(folder: Path, now: Moment) -> Overrides:
     """The orders that have not run out; none when there is no file.
 
-    Raises RefusedError if others could have written the file.
-    Raises SwerveError if it makes no sense: to go on without an order that was given would be worse than not to start.
+    Raises
+    ------
+    RefusedError
+        If others could have written the file.
+    SwerveError
+        If it makes no sense: to go on without an order that was given would be worse than not to start.
     """
     path = folder / FILE
     data = _read(path)
@@ -83,7 +87,10 @@ def _invalid(path: Path, why: str) -> SwerveError:
 def save(folder: Path, overrides: Overrides) -> None:
     """Put the orders on disk; when this returns they are there, whatever happens next.
 
-    Raises OSError if they cannot be written, or their name not be synced: the file has them or the former ones.
+    Raises
+    ------
+    OSError
+        If they cannot be written, or their name not be synced: the file has them or the former ones.
     """
     data = msgspec.json.encode(_Contents(_VERSIONS[-1], overrides.orders))
     owned_files.replace(folder / FILE, data, durable=True)

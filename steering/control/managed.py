@@ -38,7 +38,13 @@ _REMEDIES: Final = (  # by a part of the reason
 
 
 class Managed:
-    """What the kernel was found to have of a policy's prefixes."""
+    """What the kernel was found to have of a policy's prefixes.
+
+    Parameters
+    ----------
+    policy : Policy
+        The policy.
+    """
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy

@@ -49,10 +49,17 @@ _GRACE_NS: Final = 500_000_000  # after the deadline, before the controller itse
 class Desk:
     """What an operator can do with a running controller.
 
-    Args:
-        deadline: Until when this run has to be confirmed.
+    Parameters
+    ----------
+    site : Site
+        The controller.
+    deadline : Deadline | None
+        Until when this run has to be confirmed.
 
-    Raises SwerveError if the orders on disk cannot be read, or must not be trusted.
+    Raises
+    ------
+    SwerveError
+        If the orders on disk cannot be read, or must not be trusted.
     """
 
     def __init__(self, site: Site, deadline: Deadline | None) -> None:

@@ -13,7 +13,10 @@ from steering.plan import Group, Member, Target, canonical, title
 def _place(leaves_by: str) -> tuple[str, str]:
     """Gateway and interface in `rail1`, `10.1.1.1` or `fe80::1%rail1`; empty for any, but not both.
 
-    Raises UsageError if it names nothing.
+    Raises
+    ------
+    UsageError
+        If it names nothing.
     """
     if not leaves_by:
         raise UsageError("no interface and no gateway is named", "like rail1, 10.1.1.1 or fe80::1%rail1")
@@ -33,7 +36,10 @@ def _members(group: Group, leaves_by: str) -> list[Member]:
 def carries(group: Group, prefix: str) -> bool:
     """Whether a target carries routes to (part of) a prefix; to any when it is empty.
 
-    Raises UsageError if it is no prefix.
+    Raises
+    ------
+    UsageError
+        If it is no prefix.
     """
     if not prefix:
         return True
@@ -50,7 +56,10 @@ def to_drain(
 ) -> tuple[Override, ...]:
     """The orders that take an interface or a gateway out of use.
 
-    Raises UsageError if nothing that is steered leaves by it.
+    Raises
+    ------
+    UsageError
+        If nothing that is steered leaves by it.
     """
     known = list(groups)
     places = sorted({(m.interface, m.gateway) for g in known for m in g.members})
@@ -128,7 +137,10 @@ def _without(overrides: Overrides, ended: tuple[Override, ...]) -> Overrides:
 def target_named(groups: Iterable[Group], name: str) -> Target:
     """The target that a person means: by its name, its title, a nexthop group's number, a prefix that it carries.
 
-    Raises UsageError if it is none, or several.
+    Raises
+    ------
+    UsageError
+        If it is none, or several.
     """
     known = list(groups)
     if not name:
@@ -143,7 +155,10 @@ def target_named(groups: Iterable[Group], name: str) -> Target:
 def member_for(groups: Iterable[Group], remote: str, via: str) -> tuple[Group, Member]:
     """The target that carries routes to an address, and its member at an interface or gateway.
 
-    Raises UsageError if there is none.
+    Raises
+    ------
+    UsageError
+        If there is none.
     """
     try:
         address = ipaddress.ip_address(remote)

@@ -69,7 +69,13 @@ _SHOWN: Final = 100  # in a reply
 
 
 class PinDesk:
-    """Pins by hand."""
+    """Pins by hand.
+
+    Parameters
+    ----------
+    site : Site
+        The controller.
+    """
 
     def __init__(self, site: Site) -> None:
         self._site = site

@@ -109,7 +109,13 @@ _reply_decoder = msgspec.json.Decoder(Reply)
 
 
 def decode(data: bytes) -> AnyRequest:
-    """A request from its packet. Raises ValueError if it is none."""
+    """A request from its packet.
+
+    Raises
+    ------
+    ValueError
+        If it is none.
+    """
     try:
         request: AnyRequest = _decoder.decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -118,7 +124,13 @@ def decode(data: bytes) -> AnyRequest:
 
 
 def encode(request: AnyRequest) -> bytes:
-    """A request as a packet. Raises UsageError if it holds what is no text."""
+    """A request as a packet.
+
+    Raises
+    ------
+    UsageError
+        If it holds what is no text.
+    """
     try:
         return msgspec.json.encode(request)
     except UnicodeEncodeError:
@@ -137,7 +149,13 @@ def encode_reply(reply: Reply) -> bytes:
 
 
 def decode_reply(data: bytes) -> Reply:
-    """A reply from its packet. Raises ValueError if it is none."""
+    """A reply from its packet.
+
+    Raises
+    ------
+    ValueError
+        If it is none.
+    """
     try:
         reply: Reply = _reply_decoder.decode(data)
     except (msgspec.MsgspecError, RecursionError) as error:

@@ -39,12 +39,17 @@ class Peer:
 class ControlServer:
     """Answers requests. The instance's lock must be held: whatever lies at `path` is then a dead controller's.
 
-    Args:
-        path: Where to listen; made with mode 0600.
-        answer: Does what is asked, and says what became of it. A SwerveError or an OSError of it becomes the reply.
+    Parameters
+    ----------
+    path : Path
+        Where to listen; made with mode 0600.
+    answer : callable
+        Does what is asked, and says what became of it. A SwerveError or an OSError of it becomes the reply.
 
-    Attributes:
-        counts: What was answered, refused, malformed, and put out unheard.
+    Attributes
+    ----------
+    counts : dict of str to int
+        What was answered, refused, malformed, and put out unheard.
     """
 
     def __init__(self, path: Path, answer: Callable[[AnyRequest, Peer], Reply]) -> None:

@@ -26,7 +26,13 @@ def places_of(folder: Path) -> tuple[Path, Path]:
 
 
 class StopFile:
-    """Whether an instance is stopped."""
+    """Whether an instance is stopped.
+
+    Parameters
+    ----------
+    folder : Path
+        The instance's state directory.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._places = places_of(folder)
@@ -66,7 +72,13 @@ def _said(place: Path) -> str:
 
 
 def freeze(place: Path, why: str) -> None:
-    """Make a stop file. Raises OSError if it cannot be made."""
+    """Make a stop file.
+
+    Raises
+    ------
+    OSError
+        If it cannot be made.
+    """
     with as_owner(place):
         place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         fd = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)

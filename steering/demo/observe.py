@@ -43,8 +43,12 @@ class Record:
 class AgentListener(Generic[_Heard]):
     """Listens to the agents of these hosts from the moment it is made until closed.
 
-    Args:
-        heard: What `_hear` adds to; the thread that listens may do so before this returns.
+    Parameters
+    ----------
+    types : frozenset of str
+        Types of signals.
+    heard : object
+        What `_hear` adds to; the thread that listens may do so before this returns.
     """
 
     def __init__(self, hosts: Sequence[Host], types: frozenset[str], heard: _Heard) -> None:
@@ -79,7 +83,10 @@ class AgentListener(Generic[_Heard]):
     def wait_for(self, condition: Callable[[_Heard], bool], timeout_s: float) -> bool:
         """Wait until what was heard since `take` fulfils a condition; whether it did in time.
 
-        Raises SwerveError if an agent went away.
+        Raises
+        ------
+        SwerveError
+            If an agent went away.
         """
         deadline_s = time.monotonic() + timeout_s
         while True:
@@ -93,7 +100,13 @@ class AgentListener(Generic[_Heard]):
             time.sleep(0.01)
 
     def take(self) -> _Heard:
-        """What was heard since the last call. Raises SwerveError if an agent went away."""
+        """What was heard since the last call.
+
+        Raises
+        ------
+        SwerveError
+            If an agent went away.
+        """
         if self._failure is not None:
             raise self._failure
         with self._lock:
@@ -137,10 +150,15 @@ class Observer(AgentListener[Record]):
 def in_use(record: Record, idle_interface: str | None, from_ns: int, to_ns: int) -> NDArray[np.float64]:
     """Forward delays of all probes that were sent on a path while it carried weight.
 
-    Args:
-        idle_interface: The interface that was taken out by hand.
+    Parameters
+    ----------
+    idle_interface : str, optional
+        The interface that was taken out by hand.
 
-    Returns: ndarray of float64, shape (n,). Nanoseconds; infinite for a lost probe.
+    Returns
+    -------
+    ndarray of float64, shape (n,)
+        Nanoseconds; infinite for a lost probe.
     """
     kept: list[float] = []
     for path, samples in record.samples.items():

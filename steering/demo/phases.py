@@ -49,9 +49,12 @@ class Phase(msgspec.Struct, frozen=True):
 class Stage:
     """A lab with traffic and an observer, on which phases are played.
 
-    Args:
-        rate_bit_s: Load that each host offers to the next.
-        threshold_ns: Queueing delay above which the policy calls a path bad.
+    Parameters
+    ----------
+    rate_bit_s : int
+        Load that each host offers to the next.
+    threshold_ns : int
+        Queueing delay above which the policy calls a path bad.
     """
 
     def __init__(self, lab: Lab, observer: Observer, rate_bit_s: int, threshold_ns: int) -> None:

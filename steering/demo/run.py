@@ -68,7 +68,10 @@ class Result(msgspec.Struct, frozen=True):
 def play(script: Script, say: Callable[[str], None]) -> Result:
     """Play the script on a fresh lab.
 
-    Raises SwerveError if the lab, an agent or a controller does not come up; nothing stays behind.
+    Raises
+    ------
+    SwerveError
+        If the lab, an agent or a controller does not come up; nothing stays behind.
     """
     with contextlib.ExitStack() as kept:
         kept.enter_context(_terminated_like_interrupted())

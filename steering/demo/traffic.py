@@ -43,8 +43,10 @@ def bit_rate(before: Sequence[Received], after: Sequence[Received]) -> float:
 class Load:
     """All pairs of one phase while they run; stopped by the end of the context.
 
-    Args:
-        rate_bit_s: What every pair offers, its streams together.
+    Parameters
+    ----------
+    rate_bit_s : int
+        What every pair offers, its streams together.
     """
 
     def __init__(self, lab: Lab, pairs: Sequence[tuple[Host, Host]], rate_bit_s: int) -> None:

@@ -52,8 +52,14 @@ class _Kept:
 class BondEngine:
     """All active-backup bonds under one policy.
 
-    Args:
-        known: Has the evidence, what is usual, and the operator's orders.
+    Parameters
+    ----------
+    policy : Policy
+        The policy.
+    wanted : Bonds
+        Its part about bonds.
+    known : Engine
+        Has the evidence, what is usual, and the operator's orders.
     """
 
     def __init__(self, policy: Policy, wanted: Bonds, known: Engine) -> None:

@@ -51,10 +51,14 @@ def balance(flows: Sequence[Flow[Key]], rails: Sequence[Rail], threshold: float 
     A flow is moved only if the worst off of the two rails gains even when the rail it leaves has its error more, and
     the one it joins its error less.
 
-    Args:
-        flows: Each on one of the rails.
-        rails: Names are unique.
-        threshold: Nothing is done while no flow lacks more than this share of what it had in the best allocation.
+    Parameters
+    ----------
+    flows : sequence of Flow
+        Each on one of the rails.
+    rails : sequence of Rail
+        Names are unique.
+    threshold : float
+        Nothing is done while no flow lacks more than this share of what it had in the best allocation.
     """
     search = Search(flows, rails)
     before = search.rates()

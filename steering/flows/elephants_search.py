@@ -47,9 +47,12 @@ class Flow(Generic[Key]):
 class Search:
     """The assignment while it is changed.
 
-    Attributes:
-        start, now: Each flow's rail before and now.
-        demands (list of float): Of each flow.
+    Attributes
+    ----------
+    start, now : list of int
+        Each flow's rail before and now.
+    demands : list of float
+        Of each flow.
     """
 
     def __init__(self, flows: Sequence[Flow[Any]], rails: Sequence[Rail]) -> None:

@@ -43,12 +43,19 @@ SIGNALS: Final = frozenset({"tcp_flow", "path_delay"})  # what `take` looks at
 class FlowEngine:
     """All flows under one policy.
 
-    Args:
-        seed: Of this host, for labels.
+    Parameters
+    ----------
+    policy : Policy
+        The policy.
+    seed : str
+        Of this host, for labels.
 
-    Attributes:
-        held: Flows that are pinned or relabelled.
-        skipped: Targets whose flows could not be told apart when a rule held last, and why.
+    Attributes
+    ----------
+    held : Holdings
+        Flows that are pinned or relabelled.
+    skipped : dict
+        Targets whose flows could not be told apart when a rule held last, and why.
     """
 
     def __init__(self, policy: Policy, seed: str = "") -> None:
@@ -89,9 +96,16 @@ class FlowEngine:
     ) -> FlowPlan:
         """What is wanted of flows now.
 
-        Args:
-            paths: After `observe` and `advance`, with readings of all rules.
-            groups: With the paths that run over their members.
+        Parameters
+        ----------
+        paths : mapping of Path to PathHealth
+            After `observe` and `advance`, with readings of all rules.
+        groups : iterable of Group
+            With the paths that run over their members.
+        now : int
+            CLOCK_MONOTONIC nanoseconds.
+        overrides : Overrides
+            The operator's orders.
         """
         if not self._rules:
             return FlowPlan()

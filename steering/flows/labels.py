@@ -82,11 +82,21 @@ class _Known:
 class LabelEngine:
     """All connections under one policy.
 
-    Args:
-        learns: Whether what is asked for is sent; else acts are told without any connection.
+    Parameters
+    ----------
+    wanted : Labels
+        The policy's part about them.
+    managed : tuple of str
+        Prefixes that may be steered.
+    draw : callable
+        A flow label.
+    learns : bool
+        Whether what is asked for is sent; else acts are told without any connection.
 
-    Attributes:
-        counts: What became of the segments that were sent.
+    Attributes
+    ----------
+    counts : dict
+        What became of the segments that were sent.
     """
 
     def __init__(self, wanted: Labels, managed: tuple[str, ...], draw: Callable[[], int], learns: bool = True) -> None:

@@ -38,7 +38,13 @@ class Holding:
 
 
 class Holdings:
-    """All of them."""
+    """All of them.
+
+    Parameters
+    ----------
+    policy : Policy
+        The policy.
+    """
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy

@@ -57,13 +57,23 @@ class _Known:
 class PortEngine:
     """All destinations under one policy.
 
-    Args:
-        draw: A local port that the kernel may use for a connection.
-        learns: Whether what is asked for is sent; else acts are told without any port.
+    Parameters
+    ----------
+    wanted : Ports
+        The policy's part about ports.
+    managed : tuple of str
+        Prefixes that may be steered.
+    draw : callable
+        A local port that the kernel may use for a connection.
+    learns : bool
+        Whether what is asked for is sent; else acts are told without any port.
 
-    Attributes:
-        ways: What is known of the ways to managed addresses.
-        counts: What became of the SYNs that were sent.
+    Attributes
+    ----------
+    ways : Ways
+        What is known of the ways to managed addresses.
+    counts : dict
+        What became of the SYNs that were sent.
     """
 
     def __init__(self, wanted: Ports, managed: tuple[str, ...], draw: Callable[[], int], learns: bool = True) -> None:

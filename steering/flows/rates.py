@@ -145,7 +145,13 @@ class _Track:
 
 
 class FlowRates:
-    """All connections that are heard of."""
+    """All connections that are heard of.
+
+    Parameters
+    ----------
+    capacity : int
+        So many are remembered at most.
+    """
 
     def __init__(self, capacity: int = 8192) -> None:
         self._capacity = capacity

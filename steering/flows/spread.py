@@ -60,11 +60,16 @@ def even(
 ) -> tuple[Move[Key], ...]:
     """The fewest moves that leave the busiest rail with as little as can be.
 
-    Args:
-        units: Each on a rail that has a weight. Of those on one rail the last go first.
-        weights: Rails that take flows, with what each is to have in proportion; above 0.
-        gain: Nothing is moved if that relieves no rail of such a share of its flows.
-        besides: Flows of other jobs: of two rails that are as good the one with fewer is chosen.
+    Parameters
+    ----------
+    units : sequence of Unit
+        Each on a rail that has a weight. Of those on one rail the last go first.
+    weights : mapping of str to int
+        Rails that take flows, with what each is to have in proportion; above 0.
+    gain : float
+        Nothing is moved if that relieves no rail of such a share of its flows.
+    besides : mapping of str to int, optional
+        Flows of other jobs: of two rails that are as good the one with fewer is chosen.
     """
     others = besides or {}
     free: dict[str, list[Key]] = {rail: [] for rail in weights}

@@ -64,8 +64,10 @@ class _Known:
 class SubflowEngine:
     """All MPTCP connections under one policy.
 
-    Args:
-        ports: Knows ways, and which ports take which.
+    Parameters
+    ----------
+    ports : PortEngine
+        Knows ways, and which ports take which.
     """
 
     def __init__(self, ports: PortEngine) -> None:

@@ -27,8 +27,12 @@ _STOPS: Final = frozenset({signal.SIGTERM, signal.SIGINT})
 def guard(name: str | None, stopped: Callable[[float], int]) -> int:
     """Look until asked to end, and then as long as somebody steers; the signal that asked.
 
-    Args:
-        stopped: Waits for at most so many seconds; the signal that came, or 0.
+    Parameters
+    ----------
+    name : str, optional
+        Of the network namespace.
+    stopped : callable
+        Waits for at most so many seconds; the signal that came, or 0.
     """
     lock, asked = directories.state_dir(name) / journal.LOCK_FILE, 0
     said, tried_ns = "", 0

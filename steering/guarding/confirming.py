@@ -79,8 +79,12 @@ def pending(facts: dict[str, Any] | None) -> Deadline | None:
 def confirm(folder: Path, by: str) -> str:
     """Let the running controller stay; what became of it, in words.
 
-    Raises RefusedError if no controller runs, or the deadline has passed.
-    Raises OSError if it cannot be written; nothing is confirmed then.
+    Raises
+    ------
+    RefusedError
+        If no controller runs, or the deadline has passed.
+    OSError
+        If it cannot be written; nothing is confirmed then.
     """
     pidfd = holder_pidfd(folder / journal.LOCK_FILE)
     deadline = pending(holder(folder / journal.LOCK_FILE))

@@ -70,8 +70,10 @@ class Orders(msgspec.Struct, frozen=True):
 def main(arguments: list[str]) -> int:
     """Guard one controller until it leaves, or until its successor is guarded, or undo and go.
 
-    Args:
-        arguments: Its orders, as JSON.
+    Parameters
+    ----------
+    arguments : list of str
+        Its orders, as JSON.
     """
     orders = msgspec.json.decode(arguments[0], type=Orders)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -208,7 +210,10 @@ def _take_charge(former: int) -> None:
 def undo(netlink: Netlink, file: Path, scope: str, why: str, name: str | None = None) -> tuple[int, list[Act]]:
     """Delete our rules, whatever else happens; put former ports of bonds back; then note it and remove the rest.
 
-    Returns the exit code, and the acts.
+    Returns
+    -------
+    tuple of int and list of Act
+        The exit code, and the acts.
     """
     began_ns = time.monotonic_ns()
     for attempt in range(TRIES):

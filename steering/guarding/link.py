@@ -26,14 +26,21 @@ _RESPAWN_NS = 100_000_000  # a guardian that cannot start must not become a fork
 class GuardianLink:
     """A guardian, and the news of it.
 
-    Args:
-        netns: The instance whose journal it undoes.
-        lease_ns: Without a renewal for so long it kills us and undoes.
-        locks: Those of the instance and of the namespace, which it shares; with them the guardian that had them before,
-            to which ours says that it is in charge.
-        say: Takes a line for the log.
-        deadline: Without a confirmation until then it kills us and undoes.
-        keep_ns: How long it keeps what is in force for a successor.
+    Parameters
+    ----------
+    netns : str | None
+        The instance whose journal it undoes.
+    lease_ns : int
+        Without a renewal for so long it kills us and undoes.
+    locks : Locks
+        Those of the instance and of the namespace, which it shares; with them the guardian that had them before, to
+        which ours says that it is in charge.
+    say : callable
+        Takes a line for the log.
+    deadline : Deadline | None
+        Without a confirmation until then it kills us and undoes.
+    keep_ns : int
+        How long it keeps what is in force for a successor.
     """
 
     def __init__(

@@ -37,9 +37,16 @@ _QUEUE: Final = 8
 def keep(folder: Path, scope: str, locks: Sequence[int], until_ns: int) -> bool:
     """Wait for a successor; whether one has taken over. Else nobody is left who could act.
 
-    Args:
-        folder: Of the instance; only its owner can connect there.
-        scope: This boot and network namespace: a successor elsewhere is none.
+    Parameters
+    ----------
+    folder : Path
+        Of the instance; only its owner can connect there.
+    scope : str
+        This boot and network namespace: a successor elsewhere is none.
+    locks : sequence of int
+        What a successor gets.
+    until_ns : int
+        How long.
     """
     path = folder / SOCKET
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK) as listener:
@@ -123,12 +130,23 @@ class Former:
 class Locks(Closing):
     """The locks of an instance, and of the network namespace; free, or taken over from a guardian that keeps them.
 
-    Args:
-        wait_s: How long to wait for each.
-        namespace: Whether that of the namespace is needed.
+    Parameters
+    ----------
+    path : Path
+        The lock file.
+    wait_s : float
+        How long to wait for each.
+    namespace : bool
+        Whether that of the namespace is needed.
+    scope : str
+        This boot and network namespace.
 
-    Raises RefusedError if a controller runs.
-    Raises SwerveError if a guardian is undoing what a dead one did.
+    Raises
+    ------
+    RefusedError
+        If a controller runs.
+    SwerveError
+        If a guardian is undoing what a dead one did.
     """
 
     def __init__(self, path: Path, wait_s: float, namespace: bool, scope: str) -> None:

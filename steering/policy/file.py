@@ -32,13 +32,23 @@ class InvalidPolicyError(PolicyError):
 def load(path: Path, *, guarded: bool = True) -> Policy:
     """The policy in a file.
 
-    Args:
-        guarded: Refuse a file that somebody else could have written. Only for explaining is this not needed.
+    Parameters
+    ----------
+    path : Path
+        The file.
+    guarded : bool
+        Refuse a file that somebody else could have written. Only for explaining is this not needed.
 
-    Raises CapabilityError if this user may not read it.
-    Raises UsageError if it cannot be read for another reason.
-    Raises InvalidPolicyError if it is not a policy; carries every fault.
-    Raises RefusedError if others could write it.
+    Raises
+    ------
+    CapabilityError
+        If this user may not read it.
+    UsageError
+        If it cannot be read for another reason.
+    InvalidPolicyError
+        If it is not a policy; carries every fault.
+    RefusedError
+        If others could write it.
     """
     try:
         data = read_obeyed(path, MAX_BYTES + 1, guarded=guarded)
@@ -57,7 +67,10 @@ def load(path: Path, *, guarded: bool = True) -> Policy:
 def parse(text: str, path: str = "policy") -> Policy:
     """The policy in a text.
 
-    Raises InvalidPolicyError if it is not a policy; carries every fault, not only the first.
+    Raises
+    ------
+    InvalidPolicyError
+        If it is not a policy; carries every fault, not only the first.
     """
     reader = Reader()
     try:

@@ -59,7 +59,15 @@ class RecordedBonds:
 
 
 class Besides:
-    """What a dry run would have told."""
+    """What a dry run would have told.
+
+    Parameters
+    ----------
+    policy : Policy
+        The policy.
+    engine : Engine
+        Has the evidence.
+    """
 
     def __init__(self, policy: Policy, engine: Engine) -> None:
         managed = policy.manage.destinations

@@ -69,8 +69,12 @@ class Tally:
 class Player:
     """Plays a recording.
 
-    Args:
-        watch: Takes each path that a record is about, and what is thought of it then.
+    Parameters
+    ----------
+    policy : Policy
+        The policy that decides.
+    watch : callable, optional
+        Takes each path that a record is about, and what is thought of it then.
     """
 
     def __init__(self, policy: Policy, watch: Callable[[Path, PathHealth], None] | None = None) -> None:

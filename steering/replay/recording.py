@@ -50,10 +50,16 @@ class Counts:
 class Recording:
     """The signals of one host in a recording, in the order of its lines.
 
-    Args:
-        told: What whoever takes the lines apart counts meanwhile.
-        kinds: The signals that are needed, by their tags.
-        host: Whose signals; empty for the first host in it.
+    Parameters
+    ----------
+    lines : iterable of bytes
+        Is read once.
+    told : Read
+        What whoever takes the lines apart counts meanwhile.
+    kinds : frozenset of str
+        The signals that are needed, by their tags.
+    host : str
+        Whose signals; empty for the first host in it.
     """
 
     def __init__(self, lines: Iterable[bytes], told: Read, kinds: frozenset[str], host: str = "") -> None:

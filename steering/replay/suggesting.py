@@ -83,7 +83,13 @@ def _p99(classes: Counter[int]) -> float:
 
 
 class Survey:
-    """What was measured on healthy paths while a policy was played."""
+    """What was measured on healthy paths while a policy was played.
+
+    Parameters
+    ----------
+    policy : Policy
+        Its thresholds are surveyed.
+    """
 
     def __init__(self, policy: Policy) -> None:
         self.counts: dict[tuple[str, Path], Counts] = {}
@@ -145,7 +151,10 @@ def _did(played: Tally) -> str:
 def proposals(policy: Policy, survey: Survey) -> dict[str, Proposal]:
     """A threshold for each figure that the policy looks at and that was measured often enough, by figure.
 
-    Raises SwerveError if nothing can be said, and why.
+    Raises
+    ------
+    SwerveError
+        If nothing can be said, and why.
     """
     leaves_of = {subject(leaf): leaf for rule in policy.rules for leaf in with_threshold(rule.when)}
     if not leaves_of:

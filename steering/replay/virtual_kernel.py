@@ -34,14 +34,20 @@ _Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 class VirtualKernel:
     """Groups and weights.
 
-    Args:
-        managed: The prefixes that the policy manages.
+    Parameters
+    ----------
+    managed : iterable of str
+        The prefixes that the policy manages.
 
-    Attributes:
-        groups: What may be steered, without paths.
-        unmanaged: Addresses outside of what the policy manages, the first of them.
-        reweighted: How often a recorded group had other weights than at first, or was one of steering's own: somebody
-            steered while it was recorded.
+    Attributes
+    ----------
+    groups : dict of Target to Group
+        What may be steered, without paths.
+    unmanaged : set of str
+        Addresses outside of what the policy manages, the first of them.
+    reweighted : int
+        How often a recorded group had other weights than at first, or was one of steering's own: somebody steered
+        while it was recorded.
     """
 
     def __init__(self, managed: Iterable[str]) -> None:

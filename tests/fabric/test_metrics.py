@@ -42,8 +42,10 @@ TARGETS = 2
 class Site:
     """A lab with everything that runs in it.
 
-    Args:
-        folder: For what Prometheus stores, and for logs.
+    Parameters
+    ----------
+    folder : Path
+        For what Prometheus stores, and for logs.
     """
 
     def __init__(self, lab: Lab, folder: Path) -> None:

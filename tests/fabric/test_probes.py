@@ -269,8 +269,10 @@ def test_free_running_clocks_give_queueing_but_no_one_way_delay(nodes: Nodes, ve
 class Foreign:
     """A TWAMP Light reflector: NTP timestamps, no session identifier, no TLVs, and faults as told.
 
-    Args:
-        fate: From the sender's sequence number (counted from the session's first) to how often it is answered.
+    Parameters
+    ----------
+    fate : callable
+        From the sender's sequence number (counted from the session's first) to how often it is answered.
     """
 
     def __init__(self, namespace: str, address: str, fate: Callable[[int], int] = lambda _: 1) -> None:

@@ -35,7 +35,13 @@ _NAMESPACES: Final = ("mount", "pid", "net", "uts", "ipc", "cgroup")
 
 
 def until(condition: Callable[[], Any], seconds: float, what: str) -> Any:
-    """Wait; what the condition returned at last. Raises ValueError if it does not come true."""
+    """Wait; what the condition returned at last.
+
+    Raises
+    ------
+    ValueError
+        If it does not come true.
+    """
     end = time.monotonic() + seconds
     while not (found := condition()):
         if time.monotonic() > end:
@@ -52,7 +58,13 @@ class Machine:
         self._enter = ["nsenter", f"--target={leader}", *(f"--{each}" for each in _NAMESPACES), "--"]
 
     def run(self, *words: str, check: bool = True) -> str:
-        """What a command says that root gives there. Raises ValueError if it fails."""
+        """What a command says that root gives there.
+
+        Raises
+        ------
+        ValueError
+            If it fails.
+        """
         done = run([*self._enter, *words], env=ENVIRONMENT, timeout=120)
         if check and done.returncode != 0:
             raise ValueError(f"{' '.join(words)}: exit code {done.returncode}: {(done.stdout + done.stderr)[-400:]}")
@@ -128,7 +140,13 @@ class Machine:
 
 
 def enter(namespace: int) -> None:
-    """Have the calling thread in a network namespace. Raises OSError if it may not be there."""
+    """Have the calling thread in a network namespace.
+
+    Raises
+    ------
+    OSError
+        If it may not be there.
+    """
     if ctypes.CDLL(None, use_errno=True).setns(namespace, _CLONE_NEWNET) != 0:
         raise OSError(ctypes.get_errno(), "setns")
 
@@ -145,7 +163,13 @@ def loaded() -> set[tuple[str, int]]:
 
 @contextlib.contextmanager
 def booted(root: Path) -> Iterator[Machine]:
-    """Boot a root, and shut it down at the end. Raises ValueError if it does not come up, or does not shut down."""
+    """Boot a root, and shut it down at the end.
+
+    Raises
+    ------
+    ValueError
+        If it does not come up, or does not shut down.
+    """
     for name in MOUNTED:
         run(["umount", "--recursive", "--lazy", root / name])
     with _control_group(root) as group, (root / "root/console").open("w") as console:
@@ -217,7 +241,13 @@ def _control_group(root: Path) -> Iterator[Path]:
 
 
 def remove_group(root: Path) -> None:
-    """Remove the control group of a root, and end what is in it. Raises ValueError if something does not end."""
+    """Remove the control group of a root, and end what is in it.
+
+    Raises
+    ------
+    ValueError
+        If something does not end.
+    """
     mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
     for group in {Path(words[1], _name(root)) for words in mounts if words[2] == "cgroup2"}:
         if group.exists():

@@ -111,12 +111,18 @@ def main(
 ) -> int:
     """Run a proof's parts in namespaces of their own, on an empty directory that holds the package; the exit code.
 
-    Args:
-        file: The proof, which is started again inside.
-        about: Its docstring.
-        inside: The parts: the proof, the root, and the names of parts to be left out.
-        commands: That are needed beside those for a root.
-        afterwards: Removes what may be left outside of the root, however the parts ended.
+    Parameters
+    ----------
+    file : str
+        The proof, which is started again inside.
+    about : str
+        Its docstring.
+    inside : callable
+        The parts: the proof, the root, and the names of parts to be left out.
+    commands : Sequence[str]
+        That are needed beside those for a root.
+    afterwards : callable
+        Removes what may be left outside of the root, however the parts ended.
     """
     proof = Proof(Path(file).stem)
     parser = argparse.ArgumentParser(description=about.splitlines()[0])

@@ -58,7 +58,13 @@ class Pod:
 
     @property
     def capabilities(self) -> list[str]:
-        """Those that are added, all others being dropped. Raises ValueError if the others are not dropped."""
+        """Those that are added, all others being dropped.
+
+        Raises
+        ------
+        ValueError
+            If the others are not dropped.
+        """
         if self.rights["capabilities"]["drop"] != ["ALL"]:
             raise ValueError(f"not all others are dropped: {self.rights['capabilities']}")
         return [f"CAP_{name}" for name in self.rights["capabilities"]["add"]]
@@ -74,10 +80,12 @@ class Pod:
     def mounts(self, node: Path, contents: Mapping[str, Mapping[str, str]]) -> list[dict[str, Any]]:
         """The volumes as mounts, in the order of the manifest.
 
-        Args:
-            node: Stands for the root of the node, but for what lies in /sys, which is this machine's.
-            contents: Files by name, of each ConfigMap and Secret by name; of a ConfigMap the manifest's own unless
-                given.
+        Parameters
+        ----------
+        node : Path
+            Stands for the root of the node, but for what lies in /sys, which is this machine's.
+        contents : mapping
+            Files by name, of each ConfigMap and Secret by name; of a ConfigMap the manifest's own unless given.
         """
         volumes = {each["name"]: each for each in self.spec["volumes"]}
         found: list[dict[str, Any]] = []
@@ -171,11 +179,16 @@ def configured(
 ) -> dict[str, Any]:  # fmt: skip
     """The bundle's config.json.
 
-    Args:
-        root: The image's.
-        netns: The network namespace that is the node's.
-        without: Capabilities of the manifest that are kept back.
-        profile: What `RuntimeDefault` is here; no filter unless given.
+    Parameters
+    ----------
+    root : Path
+        The image's.
+    netns : str
+        The network namespace that is the node's.
+    without : sequence of str
+        Capabilities of the manifest that are kept back.
+    profile : mapping, optional
+        What `RuntimeDefault` is here; no filter unless given.
     """
     granted = [name for name in pod.capabilities if name not in without]
     context = pod.spec["securityContext"]
@@ -243,9 +256,12 @@ class Runtime:
 class Limits:
     """Control groups with a container's limits; where version 1 has the controllers, there.
 
-    Args:
-        place: A directory, made here, to mount the hierarchies in.
-        wanted: `limits` of the manifest's resources.
+    Parameters
+    ----------
+    place : Path
+        A directory, made here, to mount the hierarchies in.
+    wanted : mapping
+        `limits` of the manifest's resources.
     """
 
     def __init__(self, place: Path, wanted: Mapping[str, str]) -> None:
@@ -283,9 +299,12 @@ class Limits:
 class Container:
     """One container, from its start to its removal.
 
-    Args:
-        bundle: A directory with config.json; the log is put there, too.
-        limits: What holds it.
+    Parameters
+    ----------
+    bundle : Path
+        A directory with config.json; the log is put there, too.
+    limits : Limits, optional
+        What holds it.
     """
 
     def __init__(self, runtime: Runtime, bundle: Path, limits: Limits | None = None) -> None:

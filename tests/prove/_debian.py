@@ -13,10 +13,14 @@ _KEYRING: Final = "/usr/share/keyrings/debian-archive-keyring.gpg"
 def unpacked(folder: Path, suite: str, choose: Callable[[str], Sequence[str]]) -> Path:
     """Fetch packages into a directory and unpack them there; where.
 
-    Args:
-        folder: The directory; what was unpacked in it before is used again.
-        suite: Of the Debian archive.
-        choose: Names the packages, from the names and titles of all kernels that there are.
+    Parameters
+    ----------
+    folder : Path
+        The directory; what was unpacked in it before is used again.
+    suite : str
+        Of the Debian archive.
+    choose : callable
+        Names the packages, from the names and titles of all kernels that there are.
     """
     root = folder / "root"
     if root.is_dir():

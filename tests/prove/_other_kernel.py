@@ -30,11 +30,16 @@ LAST: Final = (6, 18)  # later ones are untried
 def prove(file: str, suite: str, first: tuple[int, int], tests: Callable[[], Sequence[str]]) -> int:
     """Run these tests in the newest kernel of a suite that is tried; 1 if one of them does not pass.
 
-    Args:
-        file: The proof, which runs again in a mount namespace of its own.
-        suite: Of the Debian archive.
-        first: The oldest release that will do.
-        tests: Lists the tests.
+    Parameters
+    ----------
+    file : str
+        The proof, which runs again in a mount namespace of its own.
+    suite : str
+        Of the Debian archive.
+    first : tuple of int
+        The oldest release that will do.
+    tests : callable
+        Lists the tests.
     """
     parser = argparse.ArgumentParser()
     parser.add_argument("--packages", type=Path, help="where to keep what is fetched, or where it was kept")

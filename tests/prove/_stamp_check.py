@@ -184,9 +184,12 @@ def refusal(request: Packet | None, peers: frozenset[bytes], ours: frozenset[byt
 def faults(request: Packet, frame: bytes, times_ns: tuple[int, int], estimate: int) -> Iterator[str]:
     """What is wrong with a reply; nothing when it is the one that RFC 8762 and RFC 8972 want.
 
-    Args:
-        times_ns: When the request was handed over, and when the reply was there.
-        estimate: The Error Estimate that replies carry.
+    Parameters
+    ----------
+    times_ns : (int, int)
+        When the request was handed over, and when the reply was there.
+    estimate : int
+        The Error Estimate that replies carry.
     """
     reply = parse(frame)
     if len(frame) > len(request.frame):

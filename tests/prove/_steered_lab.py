@@ -58,10 +58,14 @@ def steered(
 ) -> Iterator[Steered]:
     """Run it; at the start every path is healthy.
 
-    Args:
-        policy: Its text, or a file.
-        probe_ms: Between the probes of a path; as shipped unless given.
-        base_s: `windows.base_s`; as shipped unless given.
+    Parameters
+    ----------
+    policy : str or Path
+        Its text, or a file.
+    probe_ms : float, optional
+        Between the probes of a path; as shipped unless given.
+    base_s : float, optional
+        `windows.base_s`; as shipped unless given.
     """
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="swerve-prove-")))

@@ -39,9 +39,12 @@ Starter = Callable[[Sequence[str]], "subprocess.Popen[str]"]
 class Traffic:
     """Both of them.
 
-    Args:
-        send_from, receive_at: Start this program with these words at either end; its standard output is read.
-        address: Of the receiver.
+    Parameters
+    ----------
+    send_from, receive_at : callable
+        Start this program with these words at either end; its standard output is read.
+    address : str
+        Of the receiver.
     """
 
     def __init__(self, send_from: Starter, receive_at: Starter, address: str) -> None:

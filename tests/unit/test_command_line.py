@@ -44,7 +44,10 @@ def examples(command: click.Command) -> list[str]:
 def understood(line: str) -> str:
     """The path of the command that this line runs, once all its words were understood; nothing is run.
 
-    Raises click.UsageError if a word is not understood.
+    Raises
+    ------
+    click.UsageError
+        If a word is not understood.
     """
     words = shlex.split(SHELL.sub("", line))
     context, words = root.make_context(words[0], [], resilient_parsing=True), words[1:]

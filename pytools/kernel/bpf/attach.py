@@ -69,11 +69,17 @@ def attach_tc(
 ) -> Attachment:
     """Attach a loaded TC program in the calling thread's network namespace.
 
-    Args:
-        force_clsact: Do not try TCX; for tests of the fallback.
-        role: Whose program it is, which also says where it comes in the order.
+    Parameters
+    ----------
+    force_clsact : bool
+        Do not try TCX; for tests of the fallback.
+    role : Role
+        Whose program it is, which also says where it comes in the order.
 
-    Raises SwerveError if there is no such interface, or the kernel refuses.
+    Raises
+    ------
+    SwerveError
+        If there is no such interface, or the kernel refuses.
     """
     try:
         ifindex = socket.if_nametoindex(interface)
@@ -108,7 +114,10 @@ def attach_tc(
 def is_readable(interface: str) -> bool:
     """Whether packets have an Ethernet header there or begin with the IP header, as our programs expect.
 
-    Raises OSError if there is no such interface in the calling thread's network namespace.
+    Raises
+    ------
+    OSError
+        If there is no such interface in the calling thread's network namespace.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         answer = fcntl.ioctl(any_socket, _GET_HARDWARE, struct.pack("16s24x", interface.encode()))
@@ -124,7 +133,10 @@ def interfaces() -> dict[str, int]:
 def clean(role: Role = OBSERVERS) -> list[str]:
     """Remove the clsact filters that a crashed process of this role left in this network namespace.
 
-    Returns what was removed, one line each.
+    Returns
+    -------
+    list of str
+        What was removed, one line each.
     """
     removed = []
     with _netlink() as ip:

@@ -48,9 +48,12 @@ class Function:
 class Shelf:
     """The entries in directories that nobody else can write; others serve as if nothing were in them.
 
-    Args:
-        own: This user's, where entries are put. Made if need be. Empty: nothing is kept.
-        *others: Where entries are looked for besides.
+    Parameters
+    ----------
+    own : str
+        This user's, where entries are put. Made if need be. Empty: nothing is kept.
+    *others : str
+        Where entries are looked for besides.
     """
 
     def __init__(self, own: str, *others: str) -> None:
@@ -101,7 +104,15 @@ class Shelf:
     def keep(
         self, made_from: Inputs, reply: Mapping[str, Any], maps: Mapping[str, int], made: Sequence[Function]
     ) -> None:
-        """Put down what was compiled, if it can be; too many of the oldest go."""
+        """Put down what was compiled, if it can be; too many of the oldest go.
+
+        Parameters
+        ----------
+        reply : mapping
+            What the child answers.
+        maps : mapping of str to int
+            Descriptors by name.
+        """
         if self._own < 0 or not made_from.name:
             return
         with contextlib.suppress(OSError, ValueError):
@@ -112,8 +123,12 @@ class Shelf:
 def opened(directory: str, make: bool = False) -> int:
     """Open a directory of entries; `make` is for this user's own, which others may read.
 
-    Raises OSError if it cannot be opened.
-    Raises RefusedError if somebody else could write there.
+    Raises
+    ------
+    OSError
+        If it cannot be opened.
+    RefusedError
+        If somebody else could write there.
     """
     if make:
         os.makedirs(os.path.dirname(directory), exist_ok=True)
@@ -138,7 +153,10 @@ def opened(directory: str, make: bool = False) -> int:
 def put(at: int, entries: Mapping[str, bytes], *, durable: bool = False) -> None:
     """Put entries into an open directory, all or none; whoever looks finds whole ones only. Too many of the oldest go.
 
-    Raises OSError if they cannot be written.
+    Raises
+    ------
+    OSError
+        If they cannot be written.
     """
     mark = os.urandom(8).hex()
     there: list[str] = []
@@ -230,7 +248,10 @@ def _text(code: bytes) -> str:
 def _with_maps(code: bytes, numbers: Mapping[int, int]) -> bytes:
     """The instructions with other numbers for their maps: places for descriptors, or the other way round.
 
-    Raises ValueError if they refer to anything but a map that is known.
+    Raises
+    ------
+    ValueError
+        If they refer to anything but a map that is known.
     """
     changed = bytearray(code)
     for at, (operation, registers, _, number) in enumerate(struct.iter_unpack("<BBhi", code)):

@@ -99,7 +99,13 @@ class Manifest(_Strict, frozen=True):
 
 
 def entry_of(body: bytes) -> Entry:
-    """What an entry says. Raises ValueError if it is none."""
+    """What an entry says.
+
+    Raises
+    ------
+    ValueError
+        If it is none.
+    """
     try:
         return msgspec.json.decode(body, type=Entry)
     except (msgspec.DecodeError, RecursionError) as error:
@@ -124,7 +130,13 @@ def _member(name: str, body: bytes) -> bytes:
 
 
 def write(out: Path, entries: Mapping[str, bytes]) -> int:
-    """Write a new archive; returns its size. Raises UsageError if the file is there already, or cannot be made."""
+    """Write a new archive; returns its size.
+
+    Raises
+    ------
+    UsageError
+        If the file is there already, or cannot be made.
+    """
     content = packed(entries)
     try:
         with out.open("xb") as file:
@@ -139,8 +151,12 @@ def write(out: Path, entries: Mapping[str, bytes]) -> int:
 def read(file: Path) -> dict[str, bytes]:
     """The entries in an archive by name, all of them verified.
 
-    Raises UsageError if the file cannot be read.
-    Raises RefusedError if somebody else could have written it, or anything in it is not as `write` makes it.
+    Raises
+    ------
+    UsageError
+        If the file cannot be read.
+    RefusedError
+        If somebody else could have written it, or anything in it is not as `write` makes it.
     """
     try:
         content = directories.read_obeyed(file, MOST_BYTES + 1)
@@ -167,8 +183,12 @@ def take(entries: Mapping[str, bytes], own: str) -> Taken:
 
     One that is there already stays, unless nothing could be loaded from it.
 
-    Raises SwerveError if they cannot be written.
-    Raises RefusedError if somebody else could write in the directory.
+    Raises
+    ------
+    SwerveError
+        If they cannot be written.
+    RefusedError
+        If somebody else could write in the directory.
     """
     found = Taken()
     try:
@@ -203,7 +223,13 @@ def is_entry(body: bytes) -> bool:
 
 
 def unpacked(content: bytes) -> dict[str, bytes]:
-    """What `packed` was given. Raises ValueError if it did not make this, and why."""
+    """What `packed` was given.
+
+    Raises
+    ------
+    ValueError
+        If it did not make this, and why.
+    """
     if len(content) > MOST_BYTES:
         _refuse(f"it has more than {MOST_BYTES} bytes")
     members = _members(content)

@@ -77,9 +77,14 @@ def digest(content: object) -> str:
 def inputs(program: Mapping[str, Any], bpf_dir: str, package: str) -> Inputs:
     """What a program would be made from on this host.
 
-    Args:
-        program: As in the request to the child: source, defines, functions.
-        package: Where bcc is; empty: nowhere.
+    Parameters
+    ----------
+    program : mapping
+        As in the request to the child: source, defines, functions.
+    bpf_dir : str
+        Where our sources are.
+    package : str
+        Where bcc is; empty: nowhere.
     """
     ours, named = _ours(program["source"], Path(bpf_dir))
     if not ours:
@@ -96,7 +101,17 @@ def inputs(program: Mapping[str, Any], bpf_dir: str, package: str) -> Inputs:
 def compiler(named: Iterable[str], package: str) -> dict[str, Any]:
     """What compiles here, and the headers that go in.
 
-    Raises FileNotFoundError if something is missing; its file name is what.
+    Parameters
+    ----------
+    named : iterable of str
+        Headers that our sources include.
+    package : str
+        Where bcc is.
+
+    Raises
+    ------
+    FileNotFoundError
+        If something is missing; its file name is what.
     """
     if not package:
         raise FileNotFoundError(2, "missing", "bcc for Python (python3-bpfcc)")
@@ -148,7 +163,13 @@ def _closure(roots: Iterable[str], top: Path, places: Sequence[Path]) -> tuple[d
 
 
 def _library(name: str) -> Path:
-    """Where the dynamic linker finds a library. Raises FileNotFoundError if it does not."""
+    """Where the dynamic linker finds a library.
+
+    Raises
+    ------
+    FileNotFoundError
+        If it does not.
+    """
     asked = [Path(each) for each in os.environ.get("LD_LIBRARY_PATH", "").split(":") if each]
     usual = [Path(top, each) for top in ("/usr/local", "/usr") for each in (f"lib/{_multiarch()}", "lib64", "lib")]
     for place in (*asked, *usual):

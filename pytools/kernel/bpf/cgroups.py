@@ -29,7 +29,18 @@ class CgroupLink(Closing):
 
 
 def root() -> Path:
-    """Where the version 2 hierarchy of control groups is mounted. Raises CapabilityError if it is mounted nowhere."""
+    """Where the version 2 hierarchy of control groups is mounted.
+
+    Parameters
+    ----------
+    mounts : str
+        What /proc/self/mounts says; read from there unless given.
+
+    Raises
+    ------
+    CapabilityError
+        If it is mounted nowhere.
+    """
     for line in Path("/proc/self/mounts").read_text().splitlines():
         fields = line.split()
         if len(fields) > 2 and fields[2] == "cgroup2":
@@ -40,10 +51,14 @@ def root() -> Path:
 
 
 def attach(prog_fd: int, attach_type: int = syscall.SOCK_OPS) -> CgroupLink:
-    """Have a program of this type (`syscall`) called for the sockets of the root control group.
+    """Have a program of this type (`syscall`) called for the sockets of a control group, the root unless given.
 
-    Raises CapabilityError if there is no version 2 hierarchy.
-    Raises SwerveError if the kernel refuses.
+    Raises
+    ------
+    CapabilityError
+        If there is no version 2 hierarchy.
+    SwerveError
+        If the kernel refuses.
     """
     place = root()
     try:

@@ -98,7 +98,10 @@ def maps_of(module: Any, lib: Any, decode: Any) -> dict[str, dict[str, Any]]:
 def build(request: dict[str, Any], bpf_dir: str, keep: Callable[..., None]) -> tuple[dict[str, Any], list[int]]:
     """Compile and load one program file, and keep it; what fails is said in the reply, never raised.
 
-    Raises ImportError, OSError if nothing can be compiled here.
+    Raises
+    ------
+    ImportError, OSError
+        If nothing can be compiled here.
     """
     from bcc import BPF, lib
 

@@ -52,7 +52,10 @@ class Program:
 def bpf_dir() -> Path:
     """Where the C sources are: inside the installed package, or beside it in a checkout.
 
-    Raises SwerveError if the installation lacks them.
+    Raises
+    ------
+    SwerveError
+        If the installation lacks them.
     """
     package = Path(__file__).resolve().parent.parent
     for candidate in (package / "bpf", package.parent / "bpf"):
@@ -69,7 +72,13 @@ def has_bcc() -> bool:
 
 
 def interpreter() -> str:
-    """A Python that can import bcc: this one, or the distribution's. Raises CapabilityError if neither can."""
+    """A Python that can import bcc: this one, or the distribution's.
+
+    Raises
+    ------
+    CapabilityError
+        If neither can.
+    """
     if not bcc_package():
         raise CapabilityError("no Python here can import bcc", "apt-get install python3-bpfcc")
     return sys.executable if sys.executable and has_bcc() else _OTHER
@@ -91,8 +100,12 @@ def bcc_package() -> str:
 class Compilation(Closing):
     """Programs on their way into the kernel, each with a child process of its own.
 
-    Args:
-        cache: Whether what was compiled before is used.
+    Parameters
+    ----------
+    programs : sequence of Program
+        What to compile and load.
+    cache : str
+        Whether what was compiled before is used.
     """
 
     def __init__(self, programs: Sequence[Program], cache: Cache = "use") -> None:
@@ -112,7 +125,10 @@ class Compilation(Closing):
     def replies(self) -> Iterator[tuple[dict[str, Any], list[int]]]:
         """Each program's reply and its descriptors, which are then the caller's, in their order; waits for them.
 
-        Raises SwerveError if a child dies before it has answered.
+        Raises
+        ------
+        SwerveError
+            If a child dies before it has answered.
         """
         for child in self._children:
             yield child.reply()

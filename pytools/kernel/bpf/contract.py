@@ -24,7 +24,13 @@ def _numbers() -> dict[str, int]:
 
 
 def constant(name: str) -> int:
-    """A number that is defined by a macro or an enum. Raises SwerveError if it is not defined."""
+    """A number that is defined by a macro or an enum.
+
+    Raises
+    ------
+    SwerveError
+        If it is not defined.
+    """
     if name not in _numbers():
         raise SwerveError(f"bpf/swerve.h does not define {name}", "install swerve again")
     return _numbers()[name]
@@ -34,7 +40,10 @@ def constant(name: str) -> int:
 def counters(program: str) -> tuple[str, ...]:
     """The names of a program's counters, by index: of enum swerve_PROGRAM_counter, in lower case, without the prefix.
 
-    Raises SwerveError if there are none.
+    Raises
+    ------
+    SwerveError
+        If there are none.
     """
     found = re.search(rf"^enum swerve_{program}_counter {{\n(.*?)^}};", _header(), re.MULTILINE | re.DOTALL)
     if found is None:

@@ -26,9 +26,12 @@ _LAYOUT_PREFIX = "layout_"  # maps that exist only to carry the layout of a ring
 class Loaded(Closing):
     """Programs and maps in the kernel, and what did not make it there.
 
-    Attributes:
-        programs, tracepoints: Descriptors by name; a tracepoint's is its perf event.
-        failed: Sources and hooks that were not loaded, each with the reason.
+    Attributes
+    ----------
+    programs, tracepoints : dict of str to int
+        Descriptors by name; a tracepoint's is its perf event.
+    failed : dict of str to str
+        Sources and hooks that were not loaded, each with the reason.
     """
 
     def __init__(self) -> None:
@@ -105,7 +108,10 @@ def _formats(described: Any) -> Any:
 def load(programs: Sequence[Program], cache: Cache = "use") -> Loaded:
     """Compile and load in a child process; what cannot be loaded is named in `failed`, and the rest goes on.
 
-    Raises SwerveError if the child dies before it has answered.
+    Raises
+    ------
+    SwerveError
+        If the child dies before it has answered.
     """
     with Compilation(programs, cache) as compilation:
         return collect(compilation)
@@ -114,7 +120,10 @@ def load(programs: Sequence[Program], cache: Cache = "use") -> Loaded:
 def collect(compilation: Compilation) -> Loaded:
     """What a compilation that is under way comes to; waits for it, and ends it.
 
-    Raises SwerveError if the child dies before it has answered.
+    Raises
+    ------
+    SwerveError
+        If the child dies before it has answered.
     """
     loaded = Loaded()
     try:

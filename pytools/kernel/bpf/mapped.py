@@ -31,11 +31,17 @@ _INFO_BYTES, _NAME_AT, _NAME_BYTES = 80, 24, 16
 class MappedArray(Closing):
     """A mappable array map in this process's memory.
 
-    Args:
-        fd: Its descriptor; taken over.
-        record: The layout of a value, as compiled.
+    Parameters
+    ----------
+    fd : int
+        Its descriptor; taken over.
+    record : numpy.dtype
+        The layout of a value, as compiled.
 
-    Raises SwerveError if the map is of another kind or layout, or may not be mapped.
+    Raises
+    ------
+    SwerveError
+        If the map is of another kind or layout, or may not be mapped.
     """
 
     def __init__(self, fd: int, record: np.dtype[Any]) -> None:
@@ -85,7 +91,10 @@ def _info(fd: int) -> _Info:
 def create(name: str, record: np.dtype[Any], entries: int) -> MappedArray:
     """A new map of zeroed records; the name (at most 15 letters, digits, dots, underscores) is how it is found again.
 
-    Raises CapabilityError if the kernel does not let this process make one.
+    Raises
+    ------
+    CapabilityError
+        If the kernel does not let this process make one.
     """
     encoded = name.encode()
     if not 0 < len(encoded) < _NAME_BYTES:

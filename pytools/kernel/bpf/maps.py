@@ -32,9 +32,14 @@ def possible_cpus() -> int:
 class Map:
     """One map; `read` gives everything in it.
 
-    Args:
-        fd: Descriptor; stays the caller's.
-        key, value: Layouts, as compiled.
+    Parameters
+    ----------
+    name : str
+        For messages.
+    fd : int
+        Descriptor; stays the caller's.
+    key, value : numpy.dtype
+        Layouts, as compiled.
     """
 
     def __init__(self, name: str, fd: int, key: np.dtype[Any], value: np.dtype[Any]) -> None:
@@ -50,9 +55,10 @@ class Map:
     def read(self) -> tuple[NDArray[Any], NDArray[Any]]:
         """All keys and values.
 
-        Returns:
-            keys: ndarray, shape (n,)
-            values: ndarray, shape (n,) or (n, cpus) for a per-CPU map
+        Returns
+        -------
+        keys : ndarray, shape (n,)
+        values : ndarray, shape (n,) or (n, cpus) for a per-CPU map
         """
         if self._batched:
             try:
@@ -89,7 +95,10 @@ class Map:
     def update(self, key: Any, value: Any) -> None:
         """Set one entry; for a per-CPU map, the same value on every CPU.
 
-        Raises SwerveError if the map is full or refuses.
+        Raises
+        ------
+        SwerveError
+            If the map is full or refuses.
         """
         values = np.zeros(self._cpus, self._slot)
         values["value"] = np.asarray(value, self.value)
@@ -226,7 +235,13 @@ _LOOKUP_AND_DELETE = 21
 
 
 def push(queue_fd: int, value: int) -> None:
-    """Put in a number of 32 bits. Raises SwerveError if the queue is full."""
+    """Put in a number of 32 bits.
+
+    Raises
+    ------
+    SwerveError
+        If the queue is full.
+    """
     buffer = ctypes.create_string_buffer(struct.pack("<I", value), 4)
     try:
         syscall.bpf(syscall.MAP_UPDATE_ELEM, struct.pack("<IIQQQ", queue_fd, 0, 0, syscall.address(buffer), 0))

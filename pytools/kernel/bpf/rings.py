@@ -21,9 +21,12 @@ _HEADER_BYTES = 8
 class Ring:
     """One ring buffer with records of one type.
 
-    Args:
-        fd: Descriptor of the map; stays the caller's.
-        record: Layout of a record, as compiled.
+    Parameters
+    ----------
+    fd : int
+        Descriptor of the map; stays the caller's.
+    record : numpy.dtype
+        Layout of a record, as compiled.
     """
 
     def __init__(self, fd: int, record: np.dtype[Any]) -> None:
@@ -44,8 +47,14 @@ class Ring:
     def read(self) -> NDArray[Any]:
         """All finished records since the last call, oldest first; a copy, so the ring is free again.
 
-        Returns an ndarray of `record`, shape (n,).
-        Raises SwerveError if a record has another size than the compiled type: the program and its contract disagree.
+        Returns
+        -------
+        ndarray of `record`, shape (n,)
+
+        Raises
+        ------
+        SwerveError
+            If a record has another size than the compiled type: the program and its contract disagree.
         """
         start, end = int(self._consumed[0]), int(self._produced[0])
         if start == end:

@@ -30,7 +30,13 @@ _RUN_TIME_OFFSET = 192  # of run_time_ns, run_cnt in struct bpf_prog_info
 
 
 def bpf(command: int, attributes: bytes) -> int:
-    """Make the call; returns what the kernel returns. Raises OSError with the kernel's errno."""
+    """Make the call; returns what the kernel returns.
+
+    Raises
+    ------
+    OSError
+        With the kernel's errno.
+    """
     buffer = ctypes.create_string_buffer(attributes, len(attributes))
     return call(command, buffer, len(attributes))
 
@@ -38,8 +44,12 @@ def bpf(command: int, attributes: bytes) -> int:
 def call(command: int, buffer: ctypes.Array[ctypes.c_char], size: int) -> int:
     """bpf(2) with attributes of so many bytes in a buffer, which the kernel may write to.
 
-    Raises OSError if the kernel refuses.
-    Raises CapabilityError if the system call's number is not known for this machine.
+    Raises
+    ------
+    OSError
+        If the kernel refuses.
+    CapabilityError
+        If the system call's number is not known for this machine.
     """
     number = _SYSCALL.get(platform.machine())
     if number is None:
@@ -69,7 +79,9 @@ def program_run_time(fd: int) -> tuple[int, int]:
     """Time spent in a program and how often it ran, both since it was loaded and counted only while
     somebody holds `enable_stats`.
 
-    Returns run_time_ns and runs.
+    Returns
+    -------
+    run_time_ns, runs : int
     """
     run_time_ns, runs = struct.unpack_from("<QQ", object_info(fd, PROG_INFO_BYTES), _RUN_TIME_OFFSET)
     return run_time_ns, runs
@@ -84,7 +96,10 @@ def program_of_link(link_fd: int) -> int:
 def object_info(fd: int, size: int) -> bytes:
     """The first bytes of what the kernel says about a map, a program or a link.
 
-    Raises OSError if it is none of these.
+    Raises
+    ------
+    OSError
+        If it is none of these.
     """
     info = ctypes.create_string_buffer(size)
     bpf(OBJ_GET_INFO_BY_FD, struct.pack("<IIQ", fd, size, address(info)))
@@ -94,7 +109,10 @@ def object_info(fd: int, size: int) -> bytes:
 def enable_stats() -> int:
     """Have the kernel time every program until the returned descriptor is closed (~70 ns a hit at TC).
 
-    Raises CapabilityError if the kernel does not let this process do so.
+    Raises
+    ------
+    CapabilityError
+        If the kernel does not let this process do so.
     """
     try:
         return bpf(ENABLE_STATS, struct.pack("<I", 0))

@@ -30,14 +30,25 @@ _libc = ctypes.CDLL(None, use_errno=True)
 class Uprobe(Closing):
     """One program at one place, until closed.
 
-    Args:
-        prog_fd: A loaded program of type kprobe; stays the caller's.
-        offset: Of the function's first byte in the file.
-        at_return: Run when the function returns, instead of when it is entered.
-        pid: Of one process; -1: of all, also those that start later.
+    Parameters
+    ----------
+    prog_fd : int
+        A loaded program of type kprobe; stays the caller's.
+    path : str
+        The library or executable.
+    offset : int
+        Of the function's first byte in the file.
+    at_return : bool
+        Run when the function returns, instead of when it is entered.
+    pid : int
+        Of one process; -1: of all, also those that start later.
 
-    Raises CapabilityError if this kernel has no uprobes, or this process may not set them.
-    Raises SwerveError if the kernel refuses the place.
+    Raises
+    ------
+    CapabilityError
+        If this kernel has no uprobes, or this process may not set them.
+    SwerveError
+        If the kernel refuses the place.
     """
 
     def __init__(self, prog_fd: int, path: str, offset: int, at_return: bool = False, pid: int = -1) -> None:

@@ -197,8 +197,10 @@ def neighbour_of(body: bytes, deleted: bool = False) -> NeighbourRow | None:
 class Tables:
     """Reads the kernel's tables of interfaces, queues and neighbours.
 
-    Args:
-        netlink: In the namespace that is watched; stays the caller's.
+    Parameters
+    ----------
+    netlink : Netlink
+        In the namespace that is watched; stays the caller's.
     """
 
     def __init__(self, netlink: Netlink) -> None:

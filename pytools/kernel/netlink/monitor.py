@@ -44,14 +44,21 @@ class Group(IntEnum):
 class Monitor(Closing):
     """Receives what is announced to some groups, in one namespace.
 
-    Args:
-        groups: Those that this kernel has not (of IPv6) are left out.
-        ours: Ports of sockets whose own changes are no news (`NetlinkSocket.port`).
-        netns: A named namespace; the thread's own unless given.
-        room_bytes: How much may wait to be read; what does not fit is lost, and told as `OVERRUN`.
+    Parameters
+    ----------
+    groups : iterable of Group
+        Those that this kernel has not (of IPv6) are left out.
+    ours : iterable of int
+        Ports of sockets whose own changes are no news (`NetlinkSocket.port`).
+    netns : str, optional
+        A named namespace; the thread's own unless given.
+    room_bytes : int
+        How much may wait to be read; what does not fit is lost, and told as `OVERRUN`.
 
-    Attributes:
-        sock: What is read from; it does not block.
+    Attributes
+    ----------
+    sock : socket
+        What is read from; it does not block.
     """
 
     def __init__(

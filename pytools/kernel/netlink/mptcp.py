@@ -42,7 +42,13 @@ class Subflow:
 
 
 class PathManager(Closing):
-    """Asks for subflows. Raises SwerveError if the kernel has no MPTCP, or no socket diagnostics."""
+    """Asks for subflows.
+
+    Raises
+    ------
+    SwerveError
+        If the kernel has no MPTCP, or no socket diagnostics.
+    """
 
     def __init__(self) -> None:
         self._socket = NetlinkSocket(_NETLINK_GENERIC)
@@ -61,7 +67,13 @@ class PathManager(Closing):
         self._socket.close()
 
     def subflows(self) -> Iterator[Subflow]:
-        """All over IPv4 that send or receive. Raises SwerveError if the kernel refuses."""
+        """All over IPv4 that send or receive.
+
+        Raises
+        ------
+        SwerveError
+            If the kernel refuses.
+        """
         for each in self._diagnostics.sockets():
             if each.mptcp is not None and each.family == socket.AF_INET and each.remote_port:
                 ends = each.local, each.local_port, each.remote, each.remote_port

@@ -26,8 +26,10 @@ _GONE = (errno.ENOENT, errno.ENODEV, errno.ENXIO, errno.EEXIST, errno.EINVAL, er
 def look_for(netlink: Netlink, ifindex: int, address: str, known: bool) -> None:
     """Have the kernel ask for a neighbour's link-layer address, as the first packet to it would.
 
-    Args:
-        known: Whether there is an entry for it already (it must not be one that somebody made permanent).
+    Parameters
+    ----------
+    known : bool
+        Whether there is an entry for it already (it must not be one that somebody made permanent).
     """
     _request(netlink, ifindex, address, 0, _USE, 0 if known else CREATE | EXCLUSIVE)
 

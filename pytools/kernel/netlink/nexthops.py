@@ -168,7 +168,10 @@ def nexthop_message(nexthop: Nexthop) -> NexthopMessage:
 def group_message(group_id: int, members: Sequence[Member], kind: GroupKind, protocol: int) -> NexthopMessage:
     """The message that describes a whole group.
 
-    Raises UsageError if there is no member, one appears twice, or a weight is not within 1 and 256.
+    Raises
+    ------
+    UsageError
+        If there is no member, one appears twice, or a weight is not within 1 and 256.
     """
     if not members:
         raise UsageError(f"nexthop group {group_id} needs at least one member")

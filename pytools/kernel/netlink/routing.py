@@ -86,10 +86,15 @@ _COUNT_PACKETS = 1  # NHA_OP_FLAG_DUMP_STATS
 class Netlink(Closing):
     """A netlink socket in a namespace.
 
-    Args:
-        netns: A named namespace; the thread's own unless given. The socket stays there, the thread does not.
+    Parameters
+    ----------
+    netns : str, optional
+        A named namespace; the thread's own unless given. The socket stays there, the thread does not.
 
-    Raises UsageError, CapabilityError if the namespace does not exist or may not be entered.
+    Raises
+    ------
+    UsageError, CapabilityError
+        If the namespace does not exist or may not be entered.
     """
 
     def __init__(self, netns: str | None = None) -> None:
@@ -123,8 +128,10 @@ class Netlink(Closing):
     def groups(self, stats: bool = False) -> list[NexthopGroup]:
         """All nexthop groups.
 
-        Args:
-            stats: Ask for packets per member as well (Linux 6.9 and later; else they stay None).
+        Parameters
+        ----------
+        stats : bool
+            Ask for packets per member as well (Linux 6.9 and later; else they stay None).
         """
         if stats and self._counts:
             try:
@@ -164,14 +171,24 @@ class Netlink(Closing):
 
         The kernel counts packets per member afresh after each replace.
 
-        Args:
-            members: All members it shall have; their packet counts are ignored.
-            protocol: Whose the group is; kept as it is unless given (PROTOCOL for a new group).
-            create: Whether to make the group when there is none.
-            kind: `mpath` or `resilient`: kept as it is unless given (`mpath` for a new group). Giving protocol and kind
-                spares the look at the group.
+        Parameters
+        ----------
+        group_id : int
+            The group.
+        members : sequence of Member
+            All members it shall have; their packet counts are ignored.
+        protocol : int, optional
+            Whose the group is; kept as it is unless given (PROTOCOL for a new group).
+        create : bool
+            Whether to make the group when there is none.
+        kind : str, optional
+            `mpath` or `resilient`: kept as it is unless given (`mpath` for a new group). Giving protocol and
+            kind spares the look at the group.
 
-        Raises NetlinkError with errno ENOENT when there is no such group and `create` is false.
+        Raises
+        ------
+        NetlinkError
+            With errno ENOENT when there is no such group and `create` is false.
         """
         if protocol is None or kind is None:
             present = self.group(group_id)
@@ -245,13 +262,23 @@ class Netlink(Closing):
     ) -> Route:
         """Ask the kernel which way a packet to an address would go.
 
-        Args:
-            mark: The firewall mark of the packet.
-            matched: Answer with the route that matches (and its nexthop_id), not with the hop that was chosen.
-            oif: The interface by which the packet must leave; 0 for any.
-            source: The address of ours that the packet comes from.
+        Parameters
+        ----------
+        address : str
+            The destination.
+        mark : int
+            The firewall mark of the packet.
+        matched : bool
+            Answer with the route that matches (and its nexthop_id), not with the hop that was chosen.
+        oif : int
+            The interface by which the packet must leave; 0 for any.
+        source : str, optional
+            The address of ours that the packet comes from.
 
-        Raises NetlinkError if there is no way there, or the source is none of ours.
+        Raises
+        ------
+        NetlinkError
+            If there is no way there, or the source is none of ours.
         """
         request = lookup_request(address, family_of(address), mark, matched, oif, source)
         return route_of(self.socket.get_body(request, _GET_ROUTE, f"looking up the route to {address}"))

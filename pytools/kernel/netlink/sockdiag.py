@@ -88,7 +88,10 @@ class Socket:
 class Diagnostics(Closing):
     """A way to ask about the TCP sockets of the namespace that it was made in.
 
-    Raises SwerveError if the kernel was built without socket diagnostics.
+    Raises
+    ------
+    SwerveError
+        If the kernel was built without socket diagnostics.
     """
 
     def __init__(self) -> None:
@@ -102,7 +105,10 @@ class Diagnostics(Closing):
     def sockets(self) -> Iterator[Socket]:
         """All but listening ones and those in TIME-WAIT; half-open requests included.
 
-        Raises SwerveError if the kernel refuses.
+        Raises
+        ------
+        SwerveError
+            If the kernel refuses.
         """
         for family in (socket.AF_INET, socket.AF_INET6):
             body = _QUERY.pack(family, socket.IPPROTO_TCP, 1 << (_INFO - 1), _STATES) + _ANY
@@ -123,10 +129,16 @@ class Diagnostics(Closing):
     ) -> Socket | None:
         """The socket with this identity; None when there is none (any more).
 
-        Args:
-            local, remote: 16 bytes; IPv4-mapped ones are IPv4.
-            interface: Index; matters only for sockets bound to one.
-            cookie: Of this very socket; 0: any.
+        Parameters
+        ----------
+        local, remote : bytes
+            16 bytes; IPv4-mapped ones are IPv4.
+        interface : int
+            Index; matters only for sockets bound to one.
+        cookie : int
+            Of this very socket; 0: any.
+        info : bool
+            Whether its `info` is wanted.
         """
         family = socket.AF_INET6
         if local[:12] == remote[:12] == _MAPPED:  # finds the sockets of both families

@@ -48,11 +48,15 @@ class _InterruptedDumpError(Exception):
 class NetlinkSocket:
     """A request-and-answer socket in the namespace of the thread that makes it.
 
-    Args:
-        family: The netlink protocol, NETLINK_ROUTE unless told.
+    Parameters
+    ----------
+    family : int
+        The netlink protocol, NETLINK_ROUTE unless told.
 
-    Attributes:
-        sock: What requests go by and answers come by.
+    Attributes
+    ----------
+    sock : socket
+        What requests go by and answers come by.
     """
 
     def __init__(self, family: int = socket.NETLINK_ROUTE) -> None:
@@ -77,8 +81,12 @@ class NetlinkSocket:
     def change(self, message: nlmsg, msg_type: int, msg_flags: int, what: str) -> None:
         """Ask for a change and wait for the kernel's acknowledgement.
 
-        Raises NetlinkError with the kernel's own sentence, `what` in front of it.
-        Raises CapabilityError if the privilege is missing.
+        Raises
+        ------
+        NetlinkError
+            With the kernel's own sentence, `what` in front of it.
+        CapabilityError
+            If the privilege is missing.
         """
         self._exchange(self._encoded(message, msg_type, msg_flags | ACK), _decoder(type(message)), what, until_end=True)
 
@@ -96,7 +104,10 @@ class NetlinkSocket:
     ) -> list[NetlinkError | None]:
         """Ask for many changes at once, encoded already; each one's refusal, or None for those that were made.
 
-        Raises CapabilityError if the privilege is missing.
+        Raises
+        ------
+        CapabilityError
+            If the privilege is missing.
         """
         found: list[NetlinkError | None] = []
         for first in range(0, len(bodies), _AT_ONCE):

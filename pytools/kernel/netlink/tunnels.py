@@ -66,8 +66,12 @@ def tunnel_of(kind: str, options: Any) -> Tunnel | None:
 def to_peer(netlink: Netlink, link: Link, hop: str, address: str) -> Tunnel | None:
     """What carries a packet by a tunnel; None: the peer's outer address is not known.
 
-    Args:
-        hop: Where the packet goes next: the gateway, or its destination.
+    Parameters
+    ----------
+    hop : str
+        Where the packet goes next: the gateway, or its destination.
+    address : str
+        Its destination.
     """
     tunnel = link.tunnel
     if tunnel is None:

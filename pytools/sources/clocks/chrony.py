@@ -30,13 +30,20 @@ _READINGS = 5
 def correction_ns(clock: Clock, at_ns: int, ours_ns: int, reference_ns: int) -> int | None:
     """What this host's CLOCK_REALTIME lacks: the reference's minus ours at one instant.
 
-    Args:
-        clock: How this host's stamping clock runs against the reference's.
-        at_ns: The instant, by this host's stamping clock.
-        ours_ns, reference_ns: CLOCK_REALTIME minus the stamping clock, on this host and on the reference. On a host
-            without a virtual clock it changes only when CLOCK_REALTIME is stepped (by hand, or for a leap second).
+    Parameters
+    ----------
+    clock : Clock
+        How this host's stamping clock runs against the reference's.
+    at_ns : int
+        The instant, by this host's stamping clock.
+    ours_ns, reference_ns : int
+        CLOCK_REALTIME minus the stamping clock, on this host and on the reference. On a host without a virtual
+        clock it changes only when CLOCK_REALTIME is stepped (by hand, or for a leap second).
 
-    Returns None unless the clock is synchronised, and for the reference itself: it has nobody to follow here.
+    Returns
+    -------
+    int or None
+        None unless the clock is synchronised, and for the reference itself: it has nobody to follow here.
     """
     if clock.state != "synchronised" or clock.of == clock.reference:
         return None
@@ -69,10 +76,15 @@ def encode_sample(realtime_ns: int, offset_ns: int) -> bytes:
 class ChronyFeed:
     """Sends samples to the socket of one SOCK reference clock, one a second at most.
 
-    Args:
-        path: Where chronyd makes its socket; it may come, go and come back.
+    Parameters
+    ----------
+    path : str
+        Where chronyd makes its socket; it may come, go and come back.
 
-    Raises UsageError if no socket can have such a path.
+    Raises
+    ------
+    UsageError
+        If no socket can have such a path.
     """
 
     def __init__(self, path: str) -> None:
@@ -90,12 +102,19 @@ class ChronyFeed:
     def send(self, now_ns: int, realtime_ns: int, offset_ns: int | None) -> bool:
         """Send a sample unless the last attempt is less than a second ago.
 
-        Args:
-            now_ns: CLOCK_MONOTONIC, for the rate alone.
-            realtime_ns: This host's CLOCK_REALTIME, not older than a second: chronyd ignores samples of long ago.
-            offset_ns: What CLOCK_REALTIME lacked at that instant; None: nothing that may be said (no sample, no loss).
+        Parameters
+        ----------
+        now_ns : int
+            CLOCK_MONOTONIC, for the rate alone.
+        realtime_ns : int
+            This host's CLOCK_REALTIME, not older than a second: chronyd ignores samples of long ago.
+        offset_ns : int or None
+            What CLOCK_REALTIME lacked at that instant; None: nothing that may be said (no sample, no loss).
 
-        Returns whether a sample was handed to chronyd's socket.
+        Returns
+        -------
+        bool
+            Whether a sample was handed to chronyd's socket.
         """
         if offset_ns is None or (self._due_ns is not None and now_ns < self._due_ns):
             return False

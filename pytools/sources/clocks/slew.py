@@ -68,7 +68,13 @@ def slew_ppb(correction: Timex) -> float:
 
 
 def adjtimex(reply: Timex) -> int:
-    """adjtimex(2), for reading alone: swerve never sets a clock. Raises ValueError if the call would change one."""
+    """adjtimex(2), for reading alone: swerve never sets a clock.
+
+    Raises
+    ------
+    ValueError
+        If the call would change one.
+    """
     if reply.modes != READ_ONLY:
         raise ValueError(f"adjtimex with modes {reply.modes:#x} would change a clock")
     result: int = _libc.adjtimex(ctypes.byref(reply))

@@ -28,15 +28,22 @@ def solved(
 ) -> list[HostClock]:
     """Every host's clock against the reference's, in the order of their names.
 
-    Args:
-        reference: The host whose clock is the common one.
-        at_ns: What its stamping clock reads at the moment asked for.
-        edges: Each with the host that owns it.
-        slews_ppb: What each host said its time service adds.
-        doubtful: Hosts whose clock may have been stepped a moment ago: they are free running, and nobody is compared by
-            way of them, for some of their edges are of before the step and some of after it. The reference's own edges
-            stay: without them nobody has a clock. But when the reference itself was stepped, everybody is free running.
-        wanders_ppb_per_s: How fast the drift of a host changes at most; WANDER_PPB_PER_S for those that are not listed.
+    Parameters
+    ----------
+    reference : str
+        The host whose clock is the common one.
+    at_ns : int
+        What its stamping clock reads at the moment asked for.
+    edges : sequence of (str, Edge)
+        Each with the host that owns it.
+    slews_ppb : mapping
+        What each host said its time service adds.
+    doubtful : set of str
+        Hosts whose clock may have been stepped a moment ago: they are free running, and nobody is compared by way of
+        them, for some of their edges are of before the step and some of after it. The reference's own edges stay:
+        without them nobody has a clock. But when the reference itself was stepped, everybody is free running.
+    wanders_ppb_per_s : mapping
+        How fast the drift of a host changes at most; WANDER_PPB_PER_S for those that are not listed.
     """
     names = sorted({reference, *(owner for owner, _ in edges), *(edge.peer for _, edge in edges)})
     place = {name: number for number, name in enumerate(names)}

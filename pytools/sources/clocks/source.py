@@ -46,12 +46,17 @@ _DOUBT_NS: Final = 6_000 * _MS  # longer than any packet waits to be reported
 class ClockSource(Source):
     """Keeps every peer's clock against ours up to date.
 
-    Args:
-        mesh: Whose coded probes are fitted, and which gets the result.
-        hosts: The way to the other hosts; without one, each peer is compared with us alone.
+    Parameters
+    ----------
+    mesh : ProbeMesh
+        Whose coded probes are fitted, and which gets the result.
+    hosts : HostBus, optional
+        The way to the other hosts; without one, each peer is compared with us alone.
 
-    Attributes:
-        timescale: The common time of all hosts, as it was last told.
+    Attributes
+    ----------
+    timescale : Timescale
+        The common time of all hosts, as it was last told.
     """
 
     def __init__(self, config: AgentConfig, mesh: ProbeMesh, hosts: HostBus | None, bus: Bus) -> None:

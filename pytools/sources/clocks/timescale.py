@@ -38,9 +38,14 @@ class _Heard:
 class Timescale:
     """What one host knows of all clocks.
 
-    Args:
-        interval_ns: How often hosts send their edges.
-        reference: The host whose clock is the common one; empty: elected.
+    Parameters
+    ----------
+    host : str
+        Our name.
+    interval_ns : int
+        How often hosts send their edges.
+    reference : str
+        The host whose clock is the common one; empty: elected.
     """
 
     def __init__(self, host: str, interval_ns: int, reference: str) -> None:
@@ -158,8 +163,10 @@ class Timescale:
         The result for all hosts, unless it is old, or contradicts our own newest edge to this peer: then that edge
         alone. What is old is held over, with a bound that grows.
 
-        Args:
-            own: Our newest edge to this peer, if there is a fresh one.
+        Parameters
+        ----------
+        own : Edge or None
+            Our newest edge to this peer, if there is a fresh one.
         """
         common = self._common(peer)
         if own is None:
@@ -202,9 +209,12 @@ def stepped(edges: Iterable[tuple[str, str]], pairs: Collection[frozenset[str]])
 
     A step shows between the host and everybody; between two others nothing shows, and a single edge may be mistaken.
 
-    Args:
-        edges: Who has an edge with whom.
-        pairs: Two hosts each, between which an edge showed a step.
+    Parameters
+    ----------
+    edges : iterable of (str, str)
+        Who has an edge with whom.
+    pairs : collection of frozenset of str
+        Two hosts each, between which an edge showed a step.
     """
     neighbours: dict[str, set[str]] = {}
     for one, other in edges:

@@ -25,11 +25,17 @@ class VirtualClockSource(Source):
 
     A step that the file announces ahead of its time acts in the kernel at exactly that time.
 
-    Args:
-        path: The file, as `pytools.lab.clocks` writes it.
-        loaded: The programs; those without a clock are left alone.
+    Parameters
+    ----------
+    path : str
+        The file, as `pytools.lab.clocks` writes it.
+    loaded : Loaded
+        The programs; those without a clock are left alone.
 
-    Raises UsageError if there is no clock in the file: the host's stamps would not be what the lab says they are.
+    Raises
+    ------
+    UsageError
+        If there is no clock in the file: the host's stamps would not be what the lab says they are.
     """
 
     def __init__(self, path: str, loaded: Loaded) -> None:

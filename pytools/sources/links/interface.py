@@ -21,8 +21,12 @@ _ROUTES_BACK_NS: Final = 5_000_000_000  # for so long after the carrier came bac
 class Interface:
     """What is known of one interface.
 
-    Args:
-        flap_window_ns: A carrier that is found again within it has flapped.
+    Parameters
+    ----------
+    row : LinkRow
+        Its first reading.
+    flap_window_ns : int
+        A carrier that is found again within it has flapped.
     """
 
     def __init__(self, host: str, row: LinkRow, now_ns: int, flap_window_ns: int) -> None:

@@ -92,10 +92,14 @@ class _Known:
 class RdmaPorts:
     """Watches all RDMA ports that this process's /sys shows.
 
-    Args:
-        host: Name of this host in signals.
-        paths_of: The paths of a network interface of this namespace.
-        window_ns: How often a port's counters are told.
+    Parameters
+    ----------
+    host : str
+        Name of this host in signals.
+    paths_of : callable
+        The paths of a network interface of this namespace.
+    window_ns : int
+        How often a port's counters are told.
     """
 
     def __init__(

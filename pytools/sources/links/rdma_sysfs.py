@@ -62,7 +62,13 @@ class Port:
 
 
 class Sysfs:
-    """Reads RDMA ports."""
+    """Reads RDMA ports.
+
+    Parameters
+    ----------
+    root : Path
+        Where the devices are listed.
+    """
 
     def __init__(self, root: Path = SYSFS) -> None:
         self._root = root

@@ -40,15 +40,22 @@ _DRIVER_SHARE: Final = 200  # asking drivers takes at most one part in so many o
 class LinkSource:
     """Watches the interfaces that carry paths.
 
-    Args:
-        netlink: In the namespace of the calling thread; stays the caller's.
-        interfaces: Names of the interfaces that carry paths now.
-        all_paths: Every path that is measured now.
-        carrier_changed: Called with the index of an interface that has lost its carrier (False), or has it again
-            (True).
-        bundles_changed: Called with the bond or team below each interface with paths, by its name, where that hashes
-            flows over ports.
-        room_bytes: How much of what the kernel tells may wait to be read.
+    Parameters
+    ----------
+    netlink : Netlink
+        In the namespace of the calling thread; stays the caller's.
+    interfaces : callable
+        Names of the interfaces that carry paths now.
+    all_paths : callable
+        Every path that is measured now.
+    carrier_changed : callable
+        Called with the index of an interface that has lost its carrier (False), or has it again (True).
+    bundles_changed : callable, optional
+        Called with the bond or team below each interface with paths, by its name, where that hashes flows over ports.
+    sysfs : Sysfs
+        Where RDMA ports are shown.
+    room_bytes : int
+        How much of what the kernel tells may wait to be read.
     """
 
     def __init__(

@@ -23,10 +23,14 @@ _SLOW_SINGLY: Final = 4  # slow samples in a row that are reported at once, one 
 class Attention:
     """What the mesh looks at, and when.
 
-    Attributes:
-        alerted: Whether any path is reported once an interval.
-        standing: Whether any has been alerted for longer.
-        read_ns: How often the ring is read while none is alerted.
+    Attributes
+    ----------
+    alerted : bool
+        Whether any path is reported once an interval.
+    standing : bool
+        Whether any has been alerted for longer.
+    read_ns : int
+        How often the ring is read while none is alerted.
     """
 
     def __init__(self, interval_ns: int) -> None:
@@ -55,8 +59,10 @@ class Attention:
     def look(self, slow: NDArray[np.uint32], liveness: Liveness, now_ns: int) -> NDArray[np.bool_] | None:
         """Which alerted paths are to be reported now, by index; None: none is.
 
-        Args:
-            slow (ndarray of uint32): By path, how many slow samples in a row there were.
+        Parameters
+        ----------
+        slow : ndarray of uint32
+            By path, how many slow samples in a row there were.
         """
         slow = slow[: len(self._alert_ns)]
         if not (liveness.any_silent or self.alerted or self.standing or np.count_nonzero(slow)):

@@ -62,7 +62,17 @@ class Found(NamedTuple):
 
 
 class BaseMemory(Source):
-    """The file, and what is in it that no path has taken up yet."""
+    """The file, and what is in it that no path has taken up yet.
+
+    Parameters
+    ----------
+    place : Path
+        Where it is.
+    scope : str
+        This boot and network namespace.
+    clock : callable
+        CLOCK_MONOTONIC.
+    """
 
     def __init__(self, place: File, scope: str, clock: Callable[[], int] = time.monotonic_ns) -> None:
         self._place, self._scope, self._clock, self._began_ns = place, scope, clock, clock()
@@ -108,9 +118,12 @@ class BaseMemory(Source):
     def keep(self, bases: Callable[[int], Iterable[PathBase]], ports: Sequence[int], dscp: int) -> None:
         """From now on write what these are.
 
-        Args:
-            bases: What is known at a time.
-            ports: By flow; looked at whenever the file is written.
+        Parameters
+        ----------
+        bases : callable
+            What is known at a time.
+        ports : sequence of int
+            By flow; looked at whenever the file is written.
         """
         self._same_probes = (tuple(ports), dscp) == (tuple(self.ports), self._dscp)
         self._bases, self.ports, self._dscp = bases, ports, dscp

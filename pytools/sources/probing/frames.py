@@ -67,12 +67,19 @@ class Lane:
 class Frames:
     """Room for a probe of each lane at each of several times, all of one family.
 
-    Args:
-        dscp: Differentiated services code point of the probes.
-        memory: Where they are put together, for whoever sends them.
+    Parameters
+    ----------
+    port : int
+        UDP port of the reflectors.
+    dscp : int
+        Differentiated services code point of the probes.
+    memory : Schedule
+        Where they are put together, for whoever sends them.
 
-    Attributes:
-        headers (ndarray, shape (times, lanes)): The messages, as sendmmsg(2) takes them.
+    Attributes
+    ----------
+    headers : ndarray, shape (times, lanes)
+        The messages, as sendmmsg(2) takes them.
     """
 
     def __init__(
@@ -103,9 +110,12 @@ class Frames:
     def fill(self, places: NDArray[np.intp], seq: NDArray[np.int64]) -> None:
         """Make the probes of some times ready to be sent.
 
-        Args:
-            places (ndarray of int, shape (n,)): Which times.
-            seq (ndarray of int64, shape (n, lanes)): Sequence numbers as they go on the wire, modulo 2^32.
+        Parameters
+        ----------
+        places : ndarray of int, shape (n,)
+            Which times.
+        seq : ndarray of int64, shape (n, lanes)
+            Sequence numbers as they go on the wire, modulo 2^32.
         """
         nonces = np.frombuffer(os.urandom(8 * seq.size), "u4").reshape(*seq.shape, 2)
         big_endian = seq.astype(">u4").view("u4")
@@ -123,7 +133,10 @@ class Frames:
 def open_socket(marked: bool = True) -> socket.socket:
     """A packet socket that sends frames of ours to `bpf/probe.c`, unless they go unmarked, and receives nothing.
 
-    Raises CapabilityError if this process may not have one.
+    Raises
+    ------
+    CapabilityError
+        If this process may not have one.
     """
     sock = None
     try:

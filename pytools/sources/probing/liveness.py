@@ -62,10 +62,14 @@ _LOGGED_NS: Final = 1_000_000_000  # for so long they are remembered
 class Liveness(Growing):
     """Misses and answers in a row, of every path.
 
-    Attributes:
-        missed (ndarray of int64): By path index, as of the latest `look`.
-        missed_extra (ndarray of int64): What extra probes that were missed add to that.
-        any_silent: Whether any path missed one, as of the latest `look`.
+    Attributes
+    ----------
+    missed : ndarray of int64
+        By path index, as of the latest `look`.
+    missed_extra : ndarray of int64
+        What extra probes that were missed add to that.
+    any_silent : bool
+        Whether any path missed one, as of the latest `look`.
     """
 
     def __init__(self, interval_ns: int) -> None:
@@ -194,7 +198,10 @@ class Liveness(Growing):
     def look(self, now_ns: int) -> int | None:
         """Count the misses; all answers that had arrived by now must have been noted.
 
-        Returns when the next miss in a row falls due, where one has just begun.
+        Returns
+        -------
+        int, optional
+            When the next miss in a row falls due, where one has just begun.
         """
         self.missed = np.maximum(self._log.sent_by(now_ns - self._grace_ns, self._rows) - self._sent_before, 0)
         self._measure_loss()

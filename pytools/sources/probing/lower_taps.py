@@ -32,10 +32,17 @@ class Left(NamedTuple):
 class LowerTaps:
     """What is seen of probes at these interfaces.
 
-    Args:
-        wakeups: Readable when a probe was seen, until `seen` is called.
+    Parameters
+    ----------
+    wakeups : epoll
+        Readable when a probe was seen, until `seen` is called.
+    port : int
+        Of the reflectors.
 
-    Raises OSError if an interface is not there any more.
+    Raises
+    ------
+    OSError
+        If an interface is not there any more.
     """
 
     def __init__(self, wakeups: select.epoll, lowers: Iterable[str], port: int) -> None:

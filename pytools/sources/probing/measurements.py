@@ -51,9 +51,10 @@ class Bases(NamedTuple):
 class Window:
     """One length of time over which figures are given, and the counters at its beginning.
 
-    Attributes:
-        counted (ndarray of int64, optional): How many samples of each path have been put into a histogram; None: this
-            window gives none.
+    Attributes
+    ----------
+    counted : ndarray of int64, optional
+        How many samples of each path have been put into a histogram; None: this window gives none.
     """
 
     def __init__(self, length_ms: float, probe: Probe, with_histograms: bool) -> None:
@@ -67,19 +68,30 @@ class Window:
 class Measurements(Growing):
     """Samples, minima and counters of every path.
 
-    Args:
-        remembered: What a predecessor knew of the base delays of a path, at a time.
+    Parameters
+    ----------
+    remembered : callable, optional
+        What a predecessor knew of the base delays of a path, at a time.
 
-    Attributes:
-        short, long: What figures are given over.
-        counts (ndarray of int64, shape (paths, COUNTERS)): Of each path, how many probes were SENT, RECEIVED, LOST,
-            DUPLICATES and REORDERED.
-        foreign (ndarray of bool): By path index, whether the peer takes its stamps in user space.
-        news (ndarray of bool): By path index, whether anything was added since the short window was last told.
-        clocks: What is known of the peers' clocks.
-        liveness: Misses and answers in a row.
+    Attributes
+    ----------
+    short, long : Window
+        What figures are given over.
+    counts : ndarray of int64, shape (paths, COUNTERS)
+        Of each path, how many probes were SENT, RECEIVED, LOST, DUPLICATES and REORDERED.
+    foreign : ndarray of bool
+        By path index, whether the peer takes its stamps in user space.
+    news : ndarray of bool
+        By path index, whether anything was added since the short window was last told.
+    clocks : PathClocks
+        What is known of the peers' clocks.
+    liveness : Liveness
+        Misses and answers in a row.
 
-    Raises UsageError if a window would hold more probes than there is room for.
+    Raises
+    ------
+    UsageError
+        If a window would hold more probes than there is room for.
     """
 
     def __init__(
@@ -173,11 +185,14 @@ class Measurements(Growing):
     def add(self, paths: Rows, stamps_ns: Times, at_ns: Times, seen_ns: Times) -> None:
         """Add what the answered probes of these paths have shown, in the order in which the answers came.
 
-        Args:
-            stamps_ns (ndarray of int64, shape (2, n)): Differences of stamps, whatever the clocks: forward and reverse;
-                MISSING what is not known.
-            at_ns (ndarray of int64, shape (2, n)): Our own stamp in each difference.
-            seen_ns (ndarray of int64, shape (n,)): When (CLOCK_MONOTONIC) the answer came in.
+        Parameters
+        ----------
+        stamps_ns : ndarray of int64, shape (2, n)
+            Differences of stamps, whatever the clocks: forward and reverse; MISSING what is not known.
+        at_ns : ndarray of int64, shape (2, n)
+            Our own stamp in each difference.
+        seen_ns : ndarray of int64, shape (n,)
+            When (CLOCK_MONOTONIC) the answer came in.
         """
         if not len(paths):
             return
@@ -230,8 +245,10 @@ class Measurements(Growing):
     def slow_from(self, now_ns: int, at_ns: int) -> Times:
         """By path index, the difference of stamps above which a probe has waited for `SLOW_NS`; MISSING: not known.
 
-        Args:
-            at_ns: What the stamping clock shows now.
+        Parameters
+        ----------
+        at_ns : int
+            What the stamping clock shows now.
         """
         rows = np.arange(len(self.counts))
         base = self._base.at(rows, now_ns).delays[FORWARD]
@@ -269,10 +286,14 @@ class Measurements(Growing):
     ) -> list[PathDelay]:
         """The state of the paths over a window that ends now.
 
-        Args:
-            overtaken: The probes of this window that were, see `Sender.overtaken`.
-            only_news: Leave out paths without an answer since the last call with this set.
-            among (ndarray of bool, optional): Leave out the other paths, by index.
+        Parameters
+        ----------
+        overtaken : Overtaken
+            The probes of this window that were, see `Sender.overtaken`.
+        only_news : bool
+            Leave out paths without an answer since the last call with this set.
+        among : ndarray of bool, optional
+            Leave out the other paths, by index.
         """
         grown = window.history.growth(now_ns, self.counts)
         chosen = self._measured if among is None else self._measured & among

@@ -62,20 +62,36 @@ _NO_LOSS: Final = (
 class ProbeMesh:
     """All probes of one host.
 
-    Args:
-        netlink: In the namespace of the calling thread; stays the caller's.
-        memory: Of the base delays that a predecessor knew, and that a successor begins with.
+    Parameters
+    ----------
+    loaded : Loaded
+        With probe.c.
+    netlink : Netlink
+        In the namespace of the calling thread; stays the caller's.
+    memory : BaseMemory, optional
+        Of the base delays that a predecessor knew, and that a successor begins with.
 
-    Attributes:
-        program: The kernel's half: stamps, answers and matches probes.
-        sender: The sessions, and what is sent along them.
-        measurements: What the probes have shown: counters, windows and liveness by path index.
-        paths: The paths that the routes lead along.
-        ways: Those that each path has behind its first hop.
-        underlays: Those that each path by a tunnel has below it.
+    Attributes
+    ----------
+    program : ProbeProgram
+        The kernel's half: stamps, answers and matches probes.
+    sender : Sender
+        The sessions, and what is sent along them.
+    measurements : Measurements
+        What the probes have shown: counters, windows and liveness by path index.
+    paths : PinnedPaths
+        The paths that the routes lead along.
+    ways : HiddenWays
+        Those that each path has behind its first hop.
+    underlays : Underlays
+        Those that each path by a tunnel has below it.
 
-    Raises CapabilityError if probe.c was not loaded, or this process may not send by a packet socket.
-    Raises SwerveError if the probe port is taken or the routes cannot be read.
+    Raises
+    ------
+    CapabilityError
+        If probe.c was not loaded, or this process may not send by a packet socket.
+    SwerveError
+        If the probe port is taken or the routes cannot be read.
     """
 
     def __init__(
@@ -136,8 +152,10 @@ class ProbeMesh:
     def set_peers(self, config: AgentConfig, now_ns: int) -> None:
         """Probe these peers from now on, and answer them alone; of those that stay nothing measured is touched.
 
-        Raises SwerveError if the first peer of an address family needs a socket that cannot be had; then nothing has
-        changed.
+        Raises
+        ------
+        SwerveError
+            If the first peer of an address family needs a socket that cannot be had; then nothing has changed.
         """
         families = udp.families(peer.address for peer in config.peers)
         self._port.open(families)

@@ -25,6 +25,8 @@ _NUMBER: Final = {"free_running": FREE, "holdover": HOLDOVER, "synchronised": SY
 class PathClocks(Growing):
     """What is known of the clocks of every path.
 
+    Notes
+    -----
     A sample that would be earlier than the bound allows contradicts what is known: queueing only lengthens delays, so
     one of the clocks was stepped, or the bound was wrong. The path is then suspended, nothing of it is a fact, until an
     offset is set that was found out later.
@@ -54,10 +56,15 @@ class PathClocks(Growing):
     def set(self, path: int, offset: Offset | None, known_ns: int) -> bool:
         """Say what is known of a path's clocks now.
 
-        Args:
-            known_ns: Up to when (CLOCK_MONOTONIC) it takes into account what was measured.
+        Parameters
+        ----------
+        known_ns : int
+            Up to when (CLOCK_MONOTONIC) it takes into account what was measured.
 
-        Returns whether earlier samples of this path do not compare with later ones.
+        Returns
+        -------
+        bool
+            Whether earlier samples of this path do not compare with later ones.
         """
         before = self._state[path], self._offset_at(path, offset)
         known = offset is not None and offset.state != "free_running"
@@ -92,11 +99,14 @@ class PathClocks(Growing):
     ) -> Times:
         """Delays from differences of stamps; what the clocks cannot say is left as it is. Of MISSING, nothing follows.
 
-        Args:
-            paths, reverse (ndarray of int and of bool): Of each, its path and whether it is of the reverse direction;
-                broadcast to the shape of `values`.
-            at_ns (ndarray of int64): Our stamp of each.
-            now_ns (int or ndarray of int64): CLOCK_MONOTONIC; the latest counts.
+        Parameters
+        ----------
+        paths, reverse : ndarray of int and of bool
+            Of each, its path and whether it is of the reverse direction; broadcast to the shape of `values`.
+        at_ns : ndarray of int64
+            Our stamp of each.
+        now_ns : int or ndarray of int64
+            CLOCK_MONOTONIC; the latest counts.
         """
         if not self._any_known:
             return values

@@ -49,8 +49,10 @@ class PinnedPath:
 class PinnedPaths:
     """The paths to all peers, as the kernel has them now.
 
-    Args:
-        host: Our name, the source of every path.
+    Parameters
+    ----------
+    host : str
+        Our name, the source of every path.
     """
 
     def __init__(self, netlink: Netlink, host: str, peers: Sequence[Peer]) -> None:
@@ -128,7 +130,10 @@ class PinnedPaths:
     def remember(self, path: Path, now_ns: int) -> bool:
         """Look for a path that no route may show: a controller that keeps it drained, or standing by, reports it.
 
-        Returns whether it is news, so that `refresh` may find more than before.
+        Returns
+        -------
+        bool
+            Whether it is news, so that `refresh` may find more than before.
         """
         known = path.source == self._host and self._is_wanted(path)
         if not known or (path not in self._spoken_ns and len(self._spoken_ns) >= MOST_PATHS):

@@ -47,9 +47,12 @@ _NO_TIMES: Final = np.zeros(0, np.int64)
 class Planner(Sessions):
     """The probes of all sessions.
 
-    Attributes:
-        next_ns: When the next tick to be planned is due; 0: as soon as it can.
-        wire_bytes: Of requests sent, headers included.
+    Attributes
+    ----------
+    next_ns : int
+        When the next tick to be planned is due; 0: as soon as it can.
+    wire_bytes : int
+        Of requests sent, headers included.
     """
 
     def __init__(
@@ -133,7 +136,10 @@ class Planner(Sessions):
         An answer is overdue: either the probe was lost, or it waits in a queue. Through a queue that has just grown the
         first answers come back late; by then extra probes along other paths have overtaken several of those along it.
 
-        Raises CapabilityError if the process that sends has gone, and cannot be started again.
+        Raises
+        ------
+        CapabilityError
+            If the process that sends has gone, and cannot be started again.
         """
         flows = self._probe.flows
         if self._interval_ns < LEAST_HALVED_NS:

@@ -36,9 +36,12 @@ _NOT_FROM_LOOPBACK: Final = (
 class ProbePort:
     """A socket per address family on the reflectors' port.
 
-    Attributes:
-        addresses: Of this host, to which they were sent: those that no interface has are known from here alone.
-        unanswered: Requests that came in where the program was not yet, or to an address that it did not know.
+    Attributes
+    ----------
+    addresses : set of str
+        Of this host, to which they were sent: those that no interface has are known from here alone.
+    unanswered : int
+        Requests that came in where the program was not yet, or to an address that it did not know.
     """
 
     def __init__(self, port: int) -> None:
@@ -50,7 +53,13 @@ class ProbePort:
         self._sockets: dict[udp.Family, socket.socket] = {}
 
     def open(self, families: Iterable[udp.Family]) -> None:
-        """Hold the port in these address families too. Raises SwerveError if the port cannot be had."""
+        """Hold the port in these address families too.
+
+        Raises
+        ------
+        SwerveError
+            If the port cannot be had.
+        """
         for family in families:
             if family not in self._sockets:
                 self._sockets[family] = sock = udp.open_socket(family, self._port)
@@ -86,7 +95,10 @@ class ProbePort:
     def local_addresses(self, netlink: Netlink) -> set[str]:
         """This host's addresses: those of its interfaces, and others that were asked for and are delivered here.
 
-        Raises SwerveError if the kernel does not report it.
+        Raises
+        ------
+        SwerveError
+            If the kernel does not report it.
         """
         found = {each.address for each in netlink.addresses()}
         for address in self.addresses - found:

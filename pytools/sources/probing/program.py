@@ -43,14 +43,19 @@ class Requests(NamedTuple):
 class ProbeProgram:
     """The maps of one loaded `probe.c`.
 
-    Args:
-        slots: Probes of one session that are remembered; a power of two, at most 65,536.
+    Parameters
+    ----------
+    slots : int
+        Probes of one session that are remembered; a power of two, at most 65,536.
 
-    Attributes:
-        slow, slow_limit (ndarray): By path, as in struct swerve_probe_path; the kernel writes the first.
-        paths_fd: The descriptor of the map with these; stays the program's.
-        seq_base: Random; with it a sequence number on the wire is `(seq_base + session * NUMBERS + number % NUMBERS) %
-            2^32`.
+    Attributes
+    ----------
+    slow, slow_limit : ndarray
+        By path, as in struct swerve_probe_path; the kernel writes the first.
+    paths_fd : int
+        The descriptor of the map with these; stays the program's.
+    seq_base : int
+        Random; with it a sequence number on the wire is `(seq_base + session * NUMBERS + number % NUMBERS) % 2^32`.
     """
 
     def __init__(self, loaded: Loaded, slots: int) -> None:

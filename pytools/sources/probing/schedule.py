@@ -43,10 +43,17 @@ class Group(NamedTuple):
 class Schedule:
     """Ticks, numbered from 0; each may be planned once, and its entry is used again `ticks` later.
 
-    Args:
-        paths_fd: The map probe_paths, in which the pacer sees answers that are overdue; -1: it does not look.
+    Parameters
+    ----------
+    packets : socket
+        What messages are sent by.
+    paths_fd : int
+        The map probe_paths, in which the pacer sees answers that are overdue; -1: it does not look.
 
-    Raises CapabilityError if the pacer does not start.
+    Raises
+    ------
+    CapabilityError
+        If the pacer does not start.
     """
 
     def __init__(self, packets: socket.socket, paths_fd: int = -1) -> None:
@@ -155,7 +162,10 @@ class Schedule:
 
         Yields the first tick that has not begun and the first that was not planned; what is between is withdrawn.
 
-        Raises CapabilityError if the pacer had to be started again and did not start.
+        Raises
+        ------
+        CapabilityError
+            If the pacer had to be started again and did not start.
         """
         self._hold()
         done, planned = self.done, self.planned
@@ -198,7 +208,10 @@ class Schedule:
     def array(self, shape: tuple[int, ...], kind: Any) -> NDArray[Any]:
         """A new array of zeros in the shared memory; it holds until the schedule is held again.
 
-        Raises UsageError if there is no room for it.
+        Raises
+        ------
+        UsageError
+            If there is no room for it.
         """
         count, dtype = int(np.prod(shape)), np.dtype(kind)
         if self.used_bytes + count * dtype.itemsize > MEMORY_BYTES:
@@ -246,10 +259,12 @@ class Schedule:
     ) -> None:
         """Plan more ticks.
 
-        Args:
-            due_ns, too_late_ns (ndarray of int64, shape (ticks,)): When each is to begin, ascending, and from when on
-                it is left out.
-            groups: Of each tick, what is to be sent.
+        Parameters
+        ----------
+        due_ns, too_late_ns : ndarray of int64, shape (ticks,)
+            When each is to begin, ascending, and from when on it is left out.
+        groups : sequence
+            Of each tick, what is to be sent.
         """
         first = self.planned
         for tick, due, late, wanted in zip(

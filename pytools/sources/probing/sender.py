@@ -36,13 +36,21 @@ _MOST_STRANGERS: Final = 64  # packets taken from a socket at once; a flood is d
 class Sender(Planner):
     """All sessions of this host.
 
-    Args:
-        clocks: How coded pairs are sent; None when no peer has a clock of its own.
-        families: Address families to have ports for.
-        ports: Those of a predecessor, by flow: had again where they are free, a hash on the way leads probes as before.
+    Parameters
+    ----------
+    clocks : Clocks, optional
+        How coded pairs are sent; None when no peer has a clock of its own.
+    families : iterable of {4, 6}
+        Address families to have ports for.
+    ports : sequence of int
+        Those of a predecessor, by flow: had again where they are free, a hash on the way leads probes as before.
 
-    Raises UsageError if more probes could be under way than there is room for.
-    Raises CapabilityError if this process may not have a packet socket.
+    Raises
+    ------
+    UsageError
+        If more probes could be under way than there is room for.
+    CapabilityError
+        If this process may not have a packet socket.
     """
 
     def __init__(
@@ -69,7 +77,10 @@ class Sender(Planner):
     def open(self, families: Iterable[udp.Family]) -> None:
         """Hold the sender's ports in these address families: nobody else can then send or receive by them.
 
-        Raises SwerveError if no port can be had.
+        Raises
+        ------
+        SwerveError
+            If no port can be had.
         """
         for flow in range(self._probe.flows):
             for family in families:
@@ -106,7 +117,10 @@ class Sender(Planner):
     def set_paths(self, paths: Sequence[PinnedPath]) -> None:
         """Probe these paths from now on; nothing is planned any more.
 
-        Raises UsageError if there are more sessions than the kernel program has room for.
+        Raises
+        ------
+        UsageError
+            If there are more sessions than the kernel program has room for.
         """
         flows = self._probe.flows
         rows = (max((pinned.index for pinned in paths), default=-1) + 1) * flows

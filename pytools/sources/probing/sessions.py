@@ -55,10 +55,15 @@ class Results(NamedTuple):
 class Sessions(Growing):
     """Arrays over all sessions and their most recent probes.
 
-    Args:
-        clocks: How coded pairs are sent; None when no peer has a clock of its own.
+    Parameters
+    ----------
+    clocks : Clocks, optional
+        How coded pairs are sent; None when no peer has a clock of its own.
 
-    Raises UsageError if more probes could be under way than there is room for.
+    Raises
+    ------
+    UsageError
+        If more probes could be under way than there is room for.
     """
 
     def __init__(self, probe: Probe, clocks: Clocks | None, measurements: Measurements) -> None:
@@ -72,7 +77,10 @@ class Sessions(Growing):
     def slots_for(probe: Probe, clocks: Clocks | None) -> int:
         """How many probes of one session are remembered: a power of two.
 
-        Raises UsageError if that is more than there is room for.
+        Raises
+        ------
+        UsageError
+            If that is more than there is room for.
         """
         remembered_ms, per_interval = probe.timeout_ms + 1000, 1.0
         if clocks is not None:
@@ -133,10 +141,12 @@ class Sessions(Growing):
     def note_newest(self, rows: NDArray[np.int64], sent_ns: NDArray[np.int64], newest: NDArray[np.int64]) -> None:
         """Take note of how far behind the probes by other paths were when these probes came to the peer.
 
-        Args:
-            rows, sent_ns (ndarray of int64, shape (n,)): Of each answered probe its session, and when it was sent.
-            newest (ndarray of int64, shape (n,)): Session and number (`session * NUMBERS + number`) of the newest probe
-                that had come in by another interface.
+        Parameters
+        ----------
+        rows, sent_ns : ndarray of int64, shape (n,)
+            Of each answered probe its session, and when it was sent.
+        newest : ndarray of int64, shape (n,)
+            Session and number (`session * NUMBERS + number`) of the newest probe that had come in by another interface.
         """
         others, numbers = newest // NUMBERS, newest % NUMBERS
         told = (others < len(self._next_seq)) & (others != rows)
@@ -283,10 +293,14 @@ def is_alone(part: NDArray[np.uint8]) -> NDArray[np.bool_]:
 def latest_of_others(times_ns: NDArray[np.int64], peers: NDArray[np.intp], flows: int) -> NDArray[np.int64]:
     """For each session the largest time among sessions with the same peer over other paths; 0 where there is none.
 
-    Args:
-        times_ns (ndarray of int64, shape (sessions,)): Above 0 where there is one.
-        peers (ndarray of int, shape (sessions,)): Which peer a session is with, -1 for none.
-        flows: Sessions per path; those of one path follow each other.
+    Parameters
+    ----------
+    times_ns : ndarray of int64, shape (sessions,)
+        Above 0 where there is one.
+    peers : ndarray of int, shape (sessions,)
+        Which peer a session is with, -1 for none.
+    flows : int
+        Sessions per path; those of one path follow each other.
     """
     paths = np.arange(len(times_ns)) // flows
     best, best_path = np.zeros((2, int(peers.max(initial=-1)) + 2), np.int64)  # the last place is that of no peer

@@ -55,7 +55,13 @@ class Told(NamedTuple):
 
 
 class SizeProbes:
-    """The socket of one path. Raises SwerveError if it cannot be had."""
+    """The socket of one path.
+
+    Raises
+    ------
+    SwerveError
+        If it cannot be had.
+    """
 
     def __init__(self, pinned: PinnedPath, port: int, dscp: int) -> None:
         self._remote = (str(ipaddress.ip_address(pinned.path.address)), port)  # as the kernel's answers name it

@@ -38,8 +38,12 @@ def error_estimate(bound_ns: int, synchronised: bool) -> int:
 def size_request(payload_bytes: int, seq: int, now_ns: int, short_reply: bool) -> bytes:
     """A request of exactly this many bytes: base, our TLV about the reply's size, padding.
 
-    Args:
-        short_reply: Have the reflector leave the padding out, so that only the way there has to take the size.
+    Parameters
+    ----------
+    payload_bytes : int
+        At least SMALLEST_SIZED_BYTES.
+    short_reply : bool
+        Have the reflector leave the padding out, so that only the way there has to take the size.
     """
     seconds, nanoseconds = divmod(now_ns, 1_000_000_000)
     base = _SIZE_BASE.pack(seq, seconds & 0xFFFFFFFF, nanoseconds, error_estimate(0, False), SIZE_SSID)

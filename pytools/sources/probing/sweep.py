@@ -65,13 +65,22 @@ class _Sent(NamedTuple):
 class Sweep:
     """The sockets, and what was sent by them.
 
-    Args:
-        wakeups: Readable when a router has spoken, until `spoke` is called.
+    Parameters
+    ----------
+    wakeups : epoll
+        Readable when a router has spoken, until `spoke` is called.
+    port : int
+        Of the reflectors.
 
-    Attributes:
-        wire_bytes: Of what was sent.
+    Attributes
+    ----------
+    wire_bytes : int
+        Of what was sent.
 
-    Raises SwerveError if there are not so many ports.
+    Raises
+    ------
+    SwerveError
+        If there are not so many ports.
     """
 
     def __init__(

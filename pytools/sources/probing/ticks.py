@@ -35,16 +35,21 @@ class Messages(NamedTuple):
 class Kind:
     """Ticks of one kind: all that they send.
 
-    Args:
-        probes: Row and part (SINGLE, FIRST, SECOND or EXTRA) of each; those of one session in the order in which they
-            leave.
+    Parameters
+    ----------
+    probes : sequence of (int, int)
+        Row and part (SINGLE, FIRST, SECOND or EXTRA) of each; those of one session in the order in which they leave.
 
-    Attributes:
-        turns (ndarray of int): Which probe of its session in the tick each is, from 0.
-        at (ndarray of int, shape (times, probes)): Where in the flat arrays the probes of each time are.
-        by_session (ndarray of int64): How many each session sends in one.
-        by_path (ndarray of int64, shape (2, paths)): The same for each path, and how many of them count for silence, if
-            only as extra ones.
+    Attributes
+    ----------
+    turns : ndarray of int
+        Which probe of its session in the tick each is, from 0.
+    at : ndarray of int, shape (times, probes)
+        Where in the flat arrays the probes of each time are.
+    by_session : ndarray of int64
+        How many each session sends in one.
+    by_path : ndarray of int64, shape (2, paths)
+        The same for each path, and how many of them count for silence, if only as extra ones.
     """
 
     def __init__(
@@ -78,8 +83,10 @@ def one_each(sessions: Sequence[Session], part: int = SINGLE) -> Salvo:
 class TickLayout:
     """Puts ticks together.
 
-    Args:
-        clocks: How coded pairs are sent; None when no peer has a clock of its own.
+    Parameters
+    ----------
+    clocks : Clocks, optional
+        How coded pairs are sent; None when no peer has a clock of its own.
     """
 
     def __init__(self, probe: Probe, clocks: Clocks | None, schedule: Schedule) -> None:
@@ -109,7 +116,15 @@ class TickLayout:
     def kind(self, salvo: Salvo, times: int, sessions: int, ports: Sequence[int]) -> Kind:
         """Ticks that send this, with room for so many of them; `sessions` are all that there are.
 
-        Raises UsageError if there is no room for it.
+        Parameters
+        ----------
+        ports : sequence of int
+            The source ports, by flow.
+
+        Raises
+        ------
+        UsageError
+            If there is no room for it.
         """
         messages, parts = list[Messages](), list[tuple[int, int]]()
         families = dict.fromkeys(pinned.family for volley, _ in salvo for (_, pinned), _ in volley)

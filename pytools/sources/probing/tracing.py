@@ -57,10 +57,14 @@ Search = Generator[Batch, Mapping[Ask, Reply], None]
 class Meeting:
     """The search for all ways of a path.
 
-    Args:
-        routers: On the path.
-        before: What an earlier search has found; a port that is not answered any more keeps it.
-        bundled: Whether the path's interface is, or is above, a bond or team that hashes flows over its ports.
+    Parameters
+    ----------
+    routers : int
+        On the path.
+    before : sequence of mapping
+        What an earlier search has found; a port that is not answered any more keeps it.
+    bundled : bool
+        Whether the path's interface is, or is above, a bond or team that hashes flows over its ports.
     """
 
     def __init__(self, routers: int, before: Sequence[Hop] = (), bundled: bool = False) -> None:
@@ -160,10 +164,14 @@ class Meeting:
 class Locating:
     """The search for the hop behind which a way is bad.
 
-    Args:
-        sick, good: What is bad, and what is not.
-        first: The first hop at which they differ.
-        size: How bad it is: queueing (ns) of what is slow, else the share of losses.
+    Parameters
+    ----------
+    sick, good : Way
+        What is bad, and what is not.
+    first : int
+        The first hop at which they differ.
+    size : float
+        How bad it is: queueing (ns) of what is slow, else the share of losses.
     """
 
     def __init__(self, sick: Way, good: Way, state: State, first: int, size: float) -> None:

@@ -39,10 +39,15 @@ HEADER = np.dtype(
 def open_socket(family: Family, port: int) -> socket.socket:
     """A non-blocking UDP socket on every local address of a family, which reports by which interface datagrams came in.
 
-    Args:
-        port: 0 lets the kernel choose.
+    Parameters
+    ----------
+    port : int
+        0 lets the kernel choose.
 
-    Raises SwerveError if the port is taken, or must not be used.
+    Raises
+    ------
+    SwerveError
+        If the port is taken, or must not be used.
     """
     sock = socket.socket(socket.AF_INET if family == 4 else socket.AF_INET6, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
     try:

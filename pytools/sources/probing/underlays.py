@@ -26,8 +26,10 @@ _Key = tuple[bytes, int, int, int]  # outer address, interface index, destinatio
 class Underlays:
     """Of each path by a tunnel, the ways below it, and how many packets took each.
 
-    Args:
-        loaded: With observe.c; without it nothing is counted. Stays the caller's.
+    Parameters
+    ----------
+    loaded : Loaded
+        With observe.c; without it nothing is counted. Stays the caller's.
     """
 
     def __init__(self, netlink: Netlink, loaded: Loaded) -> None:

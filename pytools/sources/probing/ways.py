@@ -51,8 +51,15 @@ _Searching = tuple[PathWays, Search, Meeting | tuple[Locating, Seen]]
 class HiddenWays:
     """All paths' ways.
 
-    Attributes:
-        ttl (ndarray of uint8): By path: of the newest probe that was answered, at the peer; 0: none was.
+    Parameters
+    ----------
+    host : str
+        Our name.
+
+    Attributes
+    ----------
+    ttl : ndarray of uint8
+        By path: of the newest probe that was answered, at the peer; 0: none was.
     """
 
     def __init__(self, host: str, probe: Probe, program: ProbeProgram, bus: Bus) -> None:

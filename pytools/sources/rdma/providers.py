@@ -74,10 +74,16 @@ def program() -> Program:
 class Uprobes(Way):
     """The breakpoints of this host, and the table they fill.
 
-    Args:
-        loaded: With `program()` in it; stays the caller's, and has to outlive this.
-        devices: Where the kernel lists RDMA devices.
-        environment: For the child that opens the devices.
+    Parameters
+    ----------
+    loaded : Loaded
+        With `program()` in it; stays the caller's, and has to outlive this.
+    devices : Path
+        Where the kernel lists RDMA devices.
+    library : str
+        The verbs library.
+    environment : mapping, optional
+        For the child that opens the devices.
     """
 
     def __init__(

@@ -36,7 +36,13 @@ class _Device:
 
 
 class NotReady:
-    """Counters of receivers that were not ready, by device."""
+    """Counters of receivers that were not ready, by device.
+
+    Parameters
+    ----------
+    root : Path
+        Where the devices are listed.
+    """
 
     def __init__(self, root: Path = SYSFS) -> None:
         self._root = root
@@ -84,7 +90,13 @@ class NotReady:
 
 
 class Receivers:
-    """What is known of the other ends."""
+    """What is known of the other ends.
+
+    Parameters
+    ----------
+    not_ready : NotReady
+        The ports' counters.
+    """
 
     def __init__(self, not_ready: NotReady) -> None:
         self._not_ready = not_ready
@@ -117,9 +129,12 @@ class Receivers:
     ) -> None:
         """Fill in what the facts say of receivers.
 
-        Args:
-            share: Of the mean bandwidth: below is low.
-            counters: Of all rows, as they stood at the last reading.
+        Parameters
+        ----------
+        share : float
+            Of the mean bandwidth: below is low.
+        counters : mapping
+            Of all rows, as they stood at the last reading.
         """
         slow = (facts.completed == 0) | verdicts.low(facts, share)
         suspected = facts.needs_receives & (facts.outstanding > 0) & slow

@@ -66,10 +66,14 @@ class Register:
     def match(self, table: Table, columns: Columns) -> tuple[Rows, Rows, list[int]]:
         """Rows of the known queue pairs of a table, and places of those in `columns` that are new.
 
-        Returns:
-            rows (ndarray): Of each place in `columns`; negative for a new one.
-            new (ndarray): Places of the new ones.
-            lost: Rows whose slot now belongs to another queue pair, or to none.
+        Returns
+        -------
+        rows : ndarray
+            Of each place in `columns`; negative for a new one.
+        new : ndarray
+            Places of the new ones.
+        lost : list of int
+            Rows whose slot now belongs to another queue pair, or to none.
         """
         places = self._places.get(id(table))
         if places is None:

@@ -28,7 +28,13 @@ _UNJUDGED: Final = ("no_demand", "unknown")
 
 
 class Reports:
-    """Makes the signals."""
+    """Makes the signals.
+
+    Parameters
+    ----------
+    host : str
+        This host's name.
+    """
 
     def __init__(self, host: str, watch: Watch, backups: Backups) -> None:
         self._host, self._watch, self._backups = host, watch, backups

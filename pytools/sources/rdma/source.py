@@ -46,10 +46,16 @@ _HARMLESS: Final = (verdicts.OK, verdicts.NO_DEMAND, verdicts.UNKNOWN)
 class RdmaSource:
     """Reads queue pairs and publishes what they are going through.
 
-    Args:
-        ways: The ways in; closed with this.
-        path_of: Which measured path, if any, a remote address and an interface make.
-        answering: The measured paths, and whether each answers its probes.
+    Parameters
+    ----------
+    ways : sequence of Way
+        The ways in; closed with this.
+    path_of : callable
+        Which measured path, if any, a remote address and an interface make.
+    answering : callable
+        The measured paths, and whether each answers its probes.
+    sysfs : Path, optional
+        Where RDMA devices are listed.
     """
 
     def __init__(

@@ -165,9 +165,13 @@ def growth(later: Counters, earlier: Counters) -> Signed:
 def read(records: NDArray[Any], now_ns: int, pid: int = 0, among: Slots | None = None) -> Columns:
     """Look at a table while it is written; if it is one process's, what a row says of its process does not count.
 
-    Args:
-        among (ndarray of int, optional): Read these slots alone.
+    Parameters
+    ----------
+    among : ndarray of int, optional
+        Read these slots alone.
 
+    Notes
+    -----
     A request is counted as posted before the device is told of it and as completed afterwards; reading in the opposite
     order keeps the outstanding ones from ever being too few.
     """
@@ -217,9 +221,13 @@ class Timed(NamedTuple):
 def read_timed(records: NDArray[Any], slots: Slots, before: Counters, timed: Counters, now_ns: int) -> Timed:
     """The timed requests that came after the first `before` of some rows.
 
-    Args:
-        timed (ndarray of uint64): The counter of that name, read earlier.
+    Parameters
+    ----------
+    timed : ndarray of uint64
+        The counter of that name, read earlier.
 
+    Notes
+    -----
     They lie in a ring that may be written over while it is copied: what could have been is left out.
     """
     kept = records.dtype["timed_requests"].shape[0]

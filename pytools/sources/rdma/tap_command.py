@@ -34,7 +34,10 @@ def environment(netns: str | None = None) -> dict[str, str]:
 def run(arguments: list[str], netns: str | None = None) -> NoReturn:
     """Become the command, with the tap loaded into it, in the network namespace if one is named.
 
-    Raises UsageError if there is no such command, or the dynamic linker would not load the tap into it.
+    Raises
+    ------
+    UsageError
+        If there is no such command, or the dynamic linker would not load the tap into it.
     """
     if not arguments:
         raise UsageError("no command is given", "write it after --: swerve rdma tap -- ib_write_bw -d mlx5_0")

@@ -101,13 +101,21 @@ class _Conversation:
 class TapServer(Way):
     """Serves tables to tapped processes; one of the source's ways in.
 
-    Args:
-        path: The socket. Any user may connect to it.
-        record: Layout of `struct swerve_qp`, as compiled.
-        rows: Queue pairs in one table (SWERVE_QPS).
-        per_user: Tables that all processes of one user may have at once; root may have TABLES_OF_ROOT.
+    Parameters
+    ----------
+    path : Path
+        The socket. Any user may connect to it.
+    record : numpy.dtype
+        Layout of `struct swerve_qp`, as compiled.
+    rows : int
+        Queue pairs in one table (SWERVE_QPS).
+    per_user : int
+        Tables that all processes of one user may have at once; root may have TABLES_OF_ROOT.
 
-    Raises SwerveError if another agent serves this socket, or it cannot be made.
+    Raises
+    ------
+    SwerveError
+        If another agent serves this socket, or it cannot be made.
     """
 
     def __init__(self, path: Path, record: np.dtype[Any], rows: int, per_user: int = TABLES_PER_USER) -> None:

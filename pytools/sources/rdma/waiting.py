@@ -31,10 +31,14 @@ _AGAIN_NS: Final = 60_000_000_000  # after a compilation that failed
 class RdmaWhenThere:
     """Waits for the first RDMA device, then runs an `RdmaSource`.
 
-    Args:
-        path_of: Which measured path, if any, a remote address and an interface make.
-        answering: The measured paths, and whether each answers its probes.
-        tap_socket: Where tapped processes ask for their table.
+    Parameters
+    ----------
+    path_of : callable
+        Which measured path, if any, a remote address and an interface make.
+    answering : callable
+        The measured paths, and whether each answers its probes.
+    tap_socket : Path
+        Where tapped processes ask for their table.
     """
 
     def __init__(

@@ -85,21 +85,35 @@ class _Looked:
 class Watch:
     """The state of every queue pair.
 
-    Args:
-        describe: Makes a queue pair of a table and a slot; asked once per queue pair.
-        not_ready: The ports' counters of receivers that were not ready.
+    Parameters
+    ----------
+    describe : callable
+        Makes a queue pair of a table and a slot; asked once per queue pair.
+    not_ready : NotReady
+        The ports' counters of receivers that were not ready.
 
-    Attributes:
-        register: The queue pairs, and their rows in the arrays below.
-        timed: Latencies of requests.
-        rates: Bandwidth over time.
-        verdicts: What is wrong with each, and since when.
-        last (dict of str to ndarray): Counters as they were last read, by name and row.
-        now_bps, mean_bps (ndarray of float): Bandwidth by row; NaN: not known.
-        sentences: The measurement behind each verdict, by row.
-        receivers: Which of them wait for their receiver.
-        drops: What was lost or left out, by cause.
-        moved_ns: When any queue pair last did anything.
+    Attributes
+    ----------
+    register : Register
+        The queue pairs, and their rows in the arrays below.
+    timed : TimedRequests
+        Latencies of requests.
+    rates : Rates
+        Bandwidth over time.
+    verdicts : Verdicts
+        What is wrong with each, and since when.
+    last : dict of str to ndarray
+        Counters as they were last read, by name and row.
+    now_bps, mean_bps : ndarray of float
+        Bandwidth by row; NaN: not known.
+    sentences : dict of int to str
+        The measurement behind each verdict, by row.
+    receivers : Receivers
+        Which of them wait for their receiver.
+    drops : Counter
+        What was lost or left out, by cause.
+    moved_ns : int
+        When any queue pair last did anything.
     """
 
     def __init__(
@@ -135,9 +149,12 @@ class Watch:
     def read(self, present: Sequence[Table], now_ns: int) -> tuple[list[int], list[int]]:
         """Look at all tables.
 
-        Returns:
-            changed: Rows whose verdict changed.
-            over: Rows whose queue pair is destroyed, or whose slot another one has.
+        Returns
+        -------
+        changed : list of int
+            Rows whose verdict changed.
+        over : list of int
+            Rows whose queue pair is destroyed, or whose slot another one has.
         """
         since_ns, self._read_ns = self._read_ns or now_ns - 1, now_ns
         looked, over = self._look(present, now_ns)

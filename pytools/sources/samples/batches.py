@@ -59,7 +59,13 @@ def encode(batch: Batch) -> bytes:
 
 
 def decode(payload: bytes) -> Batch:
-    """The batch in a payload. Raises BadBatchError if it is not one, from beginning to end."""
+    """The batch in a payload.
+
+    Raises
+    ------
+    BadBatchError
+        If it is not one, from beginning to end.
+    """
     if len(payload) < _HEADER.size:
         raise BadBatchError("too short")
     magic, version, tcp_rate, udp_rate, flow_count, sample_count = _HEADER.unpack_from(payload)
@@ -102,7 +108,13 @@ def encode_ask(lease_ns: int) -> bytes:
 
 
 def decode_ask(payload: bytes) -> int:
-    """For how long batches are asked for. Raises BadBatchError if it is no such request."""
+    """For how long batches are asked for.
+
+    Raises
+    ------
+    BadBatchError
+        If it is no such request.
+    """
     if len(payload) != _ASK.size:
         raise BadBatchError("wrong length")
     magic, version, lease_ns = _ASK.unpack(payload)
@@ -114,9 +126,12 @@ def decode_ask(payload: bytes) -> int:
 def batches(tcp_rate: int, udp_rate: int, flows: NDArray[Any], samples_of: NDArray[Any]) -> list[Batch]:
     """Batches of these samples, as many as it takes; one without samples says that there are none.
 
-    Args:
-        flows (ndarray of FLOW): Of each sample.
-        samples_of (ndarray of SAMPLE): Their `flow` is filled in here.
+    Parameters
+    ----------
+    flows : ndarray of FLOW
+        Of each sample.
+    samples_of : ndarray of SAMPLE
+        Their `flow` is filled in here.
     """
     made = []
     for begin in range(0, max(len(samples_of), 1), MOST_SAMPLES):

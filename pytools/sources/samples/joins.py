@@ -117,11 +117,17 @@ class Flows:
 class Joins:
     """What is remembered of both ends.
 
-    Args:
-        peers: How many; samples name them by number.
+    Parameters
+    ----------
+    peers : int
+        How many; samples name them by number.
 
-    Attributes:
-        drops: Samples that were left out, by cause.
+    Attributes
+    ----------
+    drops : dict
+        Samples that were left out, by cause.
+    flows : Flows
+        The flows of the samples.
     """
 
     def __init__(self, peers: int) -> None:
@@ -167,11 +173,16 @@ class Joins:
     def settle(self, now_ns: int, own: Rates) -> NDArray[Any]:
         """Join what can be joined, and give up what has waited for too long.
 
-        Args:
-            own: At which we sample. While a rate is new, only samples that both the old and the new one take are used:
-                of the others a retransmission may have been missed.
+        Parameters
+        ----------
+        own : Rates
+            At which we sample. While a rate is new, only samples that both the old and the new one take are used:
+            of the others a retransmission may have been missed.
 
-        Returns: ndarray of SETTLED. Samples taken here whose fate is now known, each once.
+        Returns
+        -------
+        ndarray of SETTLED
+            Samples taken here whose fate is now known, each once.
         """
         near, far = self._near, self._far
         if not len(near) and not len(far):

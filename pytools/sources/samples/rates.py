@@ -22,9 +22,17 @@ _MULTIPLE: Final = 0.02  # share of buffers with several bytes to sample from wh
 class RateControl:
     """The two rates, adapted to what was recorded: coarser at once, finer by one when it has been quiet for a while.
 
-    Attributes:
-        tcp, udp: The rates: zero bits of what is sampled, see above.
-        floor: The finest rate of TCP.
+    Parameters
+    ----------
+    per_s : int
+        The budget.
+
+    Attributes
+    ----------
+    tcp, udp : int
+        The rates: zero bits of what is sampled, see above.
+    floor : int
+        The finest rate of TCP.
     """
 
     def __init__(self, per_s: int) -> None:

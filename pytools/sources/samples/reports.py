@@ -43,12 +43,18 @@ class _Groups(NamedTuple):
 class Reports:
     """Makes the signals; remembers the minima of the paths and the states of the clocks.
 
-    Args:
-        peers: Their hosts, by number.
-        base_ns: How far back the minimum behind queueing delays reaches.
-        between: How the clock of a peer's host runs against ours; None when nothing is known.
-        path_of: Which measured path, if any, a remote address and an interface make.
-        interface: The name of an interface by its index.
+    Parameters
+    ----------
+    peers : sequence of str
+        Their hosts, by number.
+    base_ns : int
+        How far back the minimum behind queueing delays reaches.
+    between : callable
+        How the clock of a peer's host runs against ours; None when nothing is known.
+    path_of : callable
+        Which measured path, if any, a remote address and an interface make.
+    interface : callable
+        The name of an interface by its index.
     """
 
     def __init__(

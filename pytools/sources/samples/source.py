@@ -56,11 +56,18 @@ class _Asker:
 class SampleSource(Source):
     """Samples, exchanges and publishes.
 
-    Args:
-        loaded: With sample.c; stays the caller's.
-        interfaces: The names of those that packets pass.
-        between: How a peer's clock runs against ours; asked once per window for peers whose clock is not shared.
-        path_of: Which measured path, if any, a remote address and an interface make.
+    Parameters
+    ----------
+    loaded : Loaded
+        With sample.c; stays the caller's.
+    interfaces : Interfaces
+        The names of those that packets pass.
+    hosts : Hosts
+        The bus between hosts.
+    between : callable
+        How a peer's clock runs against ours; asked once per window for peers whose clock is not shared.
+    path_of : callable
+        Which measured path, if any, a remote address and an interface make.
     """
 
     def __init__(

@@ -15,7 +15,13 @@ from pytools.kernel.netlink.sockdiag import Socket
 
 
 def configure(loaded: Loaded, refresh_ns: int, namespaces: str = "own") -> None:
-    """Say whose connections to follow, and how often to look at a busy one. Raises SwerveError if the maps refuse."""
+    """Say whose connections to follow, and how often to look at a busy one.
+
+    Raises
+    ------
+    SwerveError
+        If the maps refuse.
+    """
     followed = contract.constant(f"SWERVE_TCP_{namespaces.upper()}")
     loaded.map("tcp_settings").update(0, (netns.cookie(), refresh_ns, followed))
     interfaces = loaded.map("tcp_interfaces")

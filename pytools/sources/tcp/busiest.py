@@ -22,9 +22,14 @@ _NEVER_NS: Final = 1 << 62
 class Busiest:
     """Picks them and looks them up.
 
-    Args:
-        most: So many at most; 0 for none.
-        interval_ns: How often each is looked up.
+    Parameters
+    ----------
+    flows : Map
+        The table.
+    most : int
+        So many at most; 0 for none.
+    interval_ns : int
+        How often each is looked up.
     """
 
     def __init__(self, flows: Map, most: int, interval_ns: int) -> None:

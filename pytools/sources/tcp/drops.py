@@ -22,9 +22,12 @@ _READINGS: Final = 3
 class Drops:
     """Reads what drops.c counts.
 
-    Args:
-        loaded: Where drops.c was loaded; stays the caller's.
-        names: The kernel's names of its reasons.
+    Parameters
+    ----------
+    loaded : Loaded
+        Where drops.c was loaded; stays the caller's.
+    names : mapping of int to str
+        The kernel's names of its reasons.
     """
 
     def __init__(self, loaded: Loaded, names: Mapping[int, str]) -> None:

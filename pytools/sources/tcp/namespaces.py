@@ -31,9 +31,12 @@ _NAMED, _POD, _CONTAINER, _UNIT, _UNKNOWN = range(5)  # how much a name says, th
 class Names:
     """Names by cookie of the namespace.
 
-    Args:
-        cgroups: Stays the caller's.
-        pods: Names by UID and by identifier of a container.
+    Parameters
+    ----------
+    cgroups : Cgroups
+        Stays the caller's.
+    pods : Pods
+        Names by UID and by identifier of a container.
     """
 
     def __init__(self, cgroups: Cgroups, pods: Pods) -> None:
@@ -82,7 +85,17 @@ class Names:
 
 
 class Namespaces:
-    """Reads the kernel's sums."""
+    """Reads the kernel's sums.
+
+    Parameters
+    ----------
+    sums : Map
+        `tcp_namespaces`.
+    columns : Columns
+        Of the counts.
+    names : Names
+        What they are called.
+    """
 
     def __init__(self, sums: Map, columns: Columns, names: Names) -> None:
         self._sums, self._columns, self._names = sums, columns, names

@@ -44,10 +44,16 @@ InodeOf = Callable[[Identity], int]  # 0: the socket is gone, or no descriptor h
 class Owners:
     """Owners by cookie.
 
-    Args:
-        inode_of: Asks the kernel for the inode of a connection's socket.
-        cgroups: Closed with this.
-        remembered: How many connections' owners are kept.
+    Parameters
+    ----------
+    inode_of : callable
+        Asks the kernel for the inode of a connection's socket.
+    cgroups : Cgroups
+        Closed with this.
+    remembered : int
+        How many connections' owners are kept.
+    proc : Path
+        Where the processes are.
     """
 
     def __init__(self, inode_of: InodeOf, cgroups: Cgroups, remembered: int, proc: Path = Path("/proc")) -> None:

@@ -69,7 +69,13 @@ def unit(path: str) -> str:
 
 
 class Pods:
-    """Names by UID of the pod and by identifier of the container."""
+    """Names by UID of the pod and by identifier of the container.
+
+    Parameters
+    ----------
+    root : Path
+        Where the directories are looked for.
+    """
 
     def __init__(self, root: Path = Path("/")) -> None:
         self.refused = 0  # entries and files that were not as they should be
@@ -156,7 +162,10 @@ def _text(given: Mapping[Any, Any], key: str) -> str:
 def _contents(place: Path, file: tuple[str, ...]) -> bytes:
     """A regular file of bounded size; `place` itself may be a link, nothing below it.
 
-    Raises OSError if it is anything else, or cannot be read; FileNotFoundError if it is not there.
+    Raises
+    ------
+    OSError
+        If it is anything else, or cannot be read; FileNotFoundError if it is not there.
     """
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # a FIFO would have us wait
     with contextlib.ExitStack() as opened:

@@ -35,13 +35,22 @@ _SAME_NAME: Final = (
 class Rows:
     """Makes signals of rows.
 
-    Args:
-        name: An interface's name by its index.
-        path_of: Which measured path, if any, a remote address and an interface make.
-        owner: Who holds a connection, by its cookie and its control group.
-        ask: Told of each connection whose process is not known, with the time.
-        namespace: What a network namespace is called, by its cookie, a control group in it, and the time.
-        stall: Asks the kernel whether a connection waits for its retransmission timer.
+    Parameters
+    ----------
+    host : str
+        Whose connections these are.
+    name : callable
+        An interface's name by its index.
+    path_of : callable
+        Which measured path, if any, a remote address and an interface make.
+    owner : callable
+        Who holds a connection, by its cookie and its control group.
+    ask : callable
+        Told of each connection whose process is not known, with the time.
+    namespace : callable
+        What a network namespace is called, by its cookie, a control group in it, and the time.
+    stall : callable
+        Asks the kernel whether a connection waits for its retransmission timer.
     """
 
     def __init__(

@@ -49,12 +49,17 @@ _NOT_LOST: Final = ("flows_created", "flows_replaced", "met")  # of the counters
 class TcpSource(Source):
     """Reads the sums once per long window, and single connections while somebody listens to them.
 
-    Args:
-        loaded: Where tcp.c was loaded, and drops.c where the kernel has it; stays the caller's. Nothing is attached to
-            an interface yet.
-        interfaces: The names of those that packets pass.
-        path_of: Which measured path, if any, a remote address and an interface make.
-        known: The measured paths: they are reported even while nothing is sent over them.
+    Parameters
+    ----------
+    loaded : Loaded
+        Where tcp.c was loaded, and drops.c where the kernel has it; stays the caller's. Nothing is attached to an
+        interface yet.
+    interfaces : Interfaces
+        The names of those that packets pass.
+    path_of : callable
+        Which measured path, if any, a remote address and an interface make.
+    known : callable
+        The measured paths: they are reported even while nothing is sent over them.
     """
 
     def __init__(

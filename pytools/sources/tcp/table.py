@@ -29,9 +29,12 @@ Take = Callable[[NDArray[Any], NDArray[Any]], None]
 class Table:
     """Walks over `tcp_flows`.
 
-    Args:
-        flows: The table; it may change meanwhile.
-        made: How many rows were made so far, less those that were taken over.
+    Parameters
+    ----------
+    flows : Map
+        The table; it may change meanwhile.
+    made : callable
+        How many rows were made so far, less those that were taken over.
     """
 
     def __init__(self, flows: Map, made: Callable[[], int], cpus: int | None = None) -> None:

@@ -75,9 +75,14 @@ class Growth:
 class Totals:
     """Sums by path, by interface, and of the host.
 
-    Args:
-        name: An interface's name by its index.
-        path_of: Which measured path, if any, a remote address and an interface make.
+    Parameters
+    ----------
+    paths, interfaces : Map
+        `tcp_paths` and `tcp_interfaces`.
+    name : callable
+        An interface's name by its index.
+    path_of : callable
+        Which measured path, if any, a remote address and an interface make.
     """
 
     def __init__(self, paths: Map, interfaces: Map, name: Callable[[int], str], path_of: PathOf) -> None:

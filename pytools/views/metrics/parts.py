@@ -31,7 +31,10 @@ class Total:
     def take(self, reading: int, epoch: int = 0) -> int:
         """The counter's reading now; a smaller one than the last, or another epoch, means that it began anew.
 
-        Returns by how much it grew.
+        Returns
+        -------
+        int
+            By how much it grew.
         """
         begins = epoch != self._epoch or reading < self._last
         grown = reading if begins else reading - self._last
@@ -69,9 +72,14 @@ Key = tuple[str, ...]  # a metric, and its labels behind those of the row
 class Totals(dict[Key, Total]):
     """Totals by metric and labels; those of one metric are no more than a limit.
 
-    Args:
-        zeros: Those that are there from the beginning.
-        left_out: Where it is counted that one found no room.
+    Parameters
+    ----------
+    zeros : iterable of Key
+        Those that are there from the beginning.
+    limit : int
+        Totals of one metric.
+    left_out : Counter
+        Where it is counted that one found no room.
     """
 
     __slots__ = ("_left_out", "_limit", "_of_metric")
@@ -99,11 +107,16 @@ class Totals(dict[Key, Total]):
 class Row:
     """One subject: the newest signals about it, and what was counted of it, by metric.
 
-    Args:
-        labels: The labels of its series; or what it is known by, where it has none.
-        left_out: Where what has no room is counted, by kind.
-        zeros, histograms: Totals and histograms that it has from the beginning.
-        limit: Series of one metric.
+    Parameters
+    ----------
+    labels : tuple of str
+        The labels of its series; or what it is known by, where it has none.
+    left_out : Counter
+        Where what has no room is counted, by kind.
+    zeros, histograms : iterable of Key
+        Totals and histograms that it has from the beginning.
+    limit : int
+        Series of one metric.
     """
 
     __slots__ = ("heard_ns", "histograms", "labels", "left_out", "newest", "totals")
@@ -125,9 +138,16 @@ class Row:
 class Table:
     """Rows by their labels, no more than a limit; whoever comes when it is full is counted and not remembered.
 
-    Args:
-        kind: What it is a table of, as it is counted.
-        left_out: Where signals that found no row are counted.
+    Parameters
+    ----------
+    kind : str
+        What it is a table of, as it is counted.
+    limit : int
+        How many rows at most.
+    left_out : Counter
+        Where signals that found no row are counted.
+    make : callable
+        A new row.
     """
 
     def __init__(self, kind: str, limit: int, left_out: Counter[str], make: Callable[[Key, Counter[str]], Row]) -> None:

@@ -108,8 +108,12 @@ SERIES_LIMIT: Final = sum(map(most, FAMILIES.values()))
 def expose(model: Model, now_ns: int, instance: str) -> Iterator[Metric]:
     """Everything that the model knows now.
 
-    Args:
-        instance: The name of the agent's instance (`pytools.directories`).
+    Parameters
+    ----------
+    now_ns : int
+        CLOCK_MONOTONIC.
+    instance : str
+        The name of the agent's instance (`pytools.directories`).
     """
     out = Exposition()
     _ourselves(out, model, now_ns, instance)

@@ -31,8 +31,12 @@ Address = tuple[str, int]
 def address_of(text: str, allow_remote: bool) -> Address:
     """The address and port to listen on, as written: `127.0.0.1:9762`, `[::1]:9762`.
 
-    Raises UsageError if it is none.
-    Raises RefusedError if others could reach it, and nobody said that they may.
+    Raises
+    ------
+    UsageError
+        If it is none.
+    RefusedError
+        If others could reach it, and nobody said that they may.
     """
     host, colon, port = text.rpartition(":")
     try:
@@ -62,11 +66,17 @@ class _Handler(WSGIRequestHandler):
 class MetricsServer(socketserver.ThreadingMixIn, WSGIServer):
     """Serves a registry from threads of its own, from when it is made until it is closed.
 
-    Args:
-        refused: Called for each scrape that is not served because too many are under way.
-        paused: Called each time that none can be accepted for want of a descriptor.
+    Parameters
+    ----------
+    refused : callable
+        Called for each scrape that is not served because too many are under way.
+    paused : callable
+        Called each time that none can be accepted for want of a descriptor.
 
-    Raises SwerveError if the address cannot be had.
+    Raises
+    ------
+    SwerveError
+        If the address cannot be had.
     """
 
     daemon_threads = True

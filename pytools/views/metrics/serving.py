@@ -49,11 +49,21 @@ _ONCE_AT_MOST_NS: Final = 8_000 * _MS
 class Feed:
     """Keeps a model fed by an agent that comes and goes.
 
-    Args:
-        lock: Held while the model changes.
+    Parameters
+    ----------
+    path : Path
+        The agent's socket.
+    model : Model
+        What is fed.
+    lock : Lock
+        Held while the model changes.
+    say : callable
+        Takes a line for people.
 
-    Attributes:
-        looks: How often it was learnt what the agent costs.
+    Attributes
+    ----------
+    looks : int
+        How often it was learnt what the agent costs.
     """
 
     def __init__(self, path: Path, model: Model, lock: threading.Lock, say: Callable[[str], None]) -> None:
@@ -187,7 +197,13 @@ class ModelCollector(Collector):
 
 
 def serve(path: Path, instance: str, address: Address) -> None:
-    """Serve metrics until SIGTERM or an interrupt. Raises SwerveError if the address cannot be had."""
+    """Serve metrics until SIGTERM or an interrupt.
+
+    Raises
+    ------
+    SwerveError
+        If the address cannot be had.
+    """
     model, lock, stop = Model(), threading.Lock(), threading.Event()
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)  # what this process costs

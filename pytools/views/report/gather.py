@@ -213,8 +213,10 @@ class Gathering:
     def report(self, told: Told) -> Report:
         """Everything so far.
 
-        Args:
-            told: What the reader knows of what it read; what was found here is added.
+        Parameters
+        ----------
+        told : Told
+            What the reader knows of what it read; what was found here is added.
         """
         if not self._records:
             return Report(told=_with(told, 0, self._broken, 0, self._crowded))

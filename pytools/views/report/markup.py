@@ -40,10 +40,14 @@ def joined(parts: Iterable[str], between: str = "") -> Markup:
 def element(name: str, /, *content: str, **attributes: Attribute) -> Markup:
     """One element.
 
-    Args:
-        content: What is in it: markup, or text.
-        attributes: `class_` stands for class and `_` for `-`; True is an attribute without a value, None and False
-            leave it out.
+    Parameters
+    ----------
+    name : str
+        Its tag.
+    content : str
+        What is in it: markup, or text.
+    attributes : str, number, bool or None
+        `class_` stands for class and `_` for `-`; True is an attribute without a value, None and False leave it out.
     """
     opened = "".join(_attribute(key, value) for key, value in attributes.items() if value is not None)
     if name in _VOID:

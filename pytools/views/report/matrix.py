@@ -68,8 +68,10 @@ def heat(value: float, low: float, high: float) -> int:
 def drawn(report: Report, anchors: Mapping[tuple[str, Path], str]) -> Markup:
     """The section.
 
-    Args:
-        anchors: Where a path is drawn on the page, by its key.
+    Parameters
+    ----------
+    anchors : mapping
+        Where a path is drawn on the page, by its key.
     """
     found = cells(report.paths)
     names = sorted({name for ends in found for name in ends})[:_MOST]

@@ -40,8 +40,10 @@ _NAMED: Final = 8  # hosts in the title
 def page(report: Report, local: Callable[[datetime], datetime] | None = None) -> str:
     """The report as an HTML document.
 
-    Args:
-        local: Gives a time in the zone that people here have, to say the span in it besides UTC.
+    Parameters
+    ----------
+    local : callable, optional
+        Gives a time in the zone that people here have, to say the span in it besides UTC.
     """
     span = Span(report.since_ns, report.until_ns)
     style, script = _asset("page.css"), _asset("page.js")

@@ -52,10 +52,15 @@ def asked(
 ) -> Asked:  # fmt: skip
     """What was typed, understood.
 
-    Args:
-        recording: Finds the flight recorder's directory; called only when it is needed.
+    Parameters
+    ----------
+    recording : callable
+        Finds the flight recorder's directory; called only when it is needed.
 
-    Raises UsageError if a time is none, or two sources were named.
+    Raises
+    ------
+    UsageError
+        If a time is none, or two sources were named.
     """
     if live_s is not None and (files or since is not None or until is not None):
         raise UsageError(
@@ -77,7 +82,13 @@ def check_out(out: Path) -> None:
 
 
 def recorded(wanted: Asked) -> Report:
-    """A report of files, or of the flight recorder. Raises SwerveError if one cannot be read."""
+    """A report of files, or of the flight recorder.
+
+    Raises
+    ------
+    SwerveError
+        If one cannot be read.
+    """
     told, gathering = Read(), Gathering()
     choice = Wanted(TYPES, since_ns=wanted.since_ns, until_ns=wanted.until_ns)
     sources = [history_query.of(file, None, choice, told) for file in wanted.files]
@@ -111,7 +122,13 @@ def live(
     clock: Callable[[], float] = time.monotonic,
     wait: Callable[[float], None] = time.sleep,
 ) -> Report:
-    """A report of what an agent tells within the next seconds. Raises AgentGoneError if the agent ends meanwhile."""
+    """A report of what an agent tells within the next seconds.
+
+    Raises
+    ------
+    AgentGoneError
+        If the agent ends meanwhile.
+    """
     gathering, until_s = Gathering(), clock() + seconds
     while (left_s := until_s - clock()) > 0:
         wait(min(left_s, _LOT_S))
@@ -144,7 +161,13 @@ def summary(report: Report, out: Path, size_bytes: int, as_json: bool) -> str:
 
 
 def write(report: Report, out: Path) -> int:
-    """Write the page, whole or not at all; returns its size in bytes. Raises SwerveError if it cannot be written."""
+    """Write the page, whole or not at all; returns its size in bytes.
+
+    Raises
+    ------
+    SwerveError
+        If it cannot be written.
+    """
     data = page.page(report, lambda at: at.astimezone()).encode("utf-8", "replace")
     if str(out) == "-":
         sys.stdout.buffer.write(data)

@@ -39,9 +39,12 @@ class Bands:
 class Runs:
     """Collects states.
 
-    Args:
-        silence_ns: A state holds so long after it was last said, unless another comes before.
-        limit: How many stretches are kept.
+    Parameters
+    ----------
+    silence_ns : int
+        A state holds so long after it was last said, unless another comes before.
+    limit : int
+        How many stretches are kept.
     """
 
     def __init__(self, silence_ns: int, limit: int = RUNS) -> None:

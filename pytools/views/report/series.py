@@ -115,9 +115,12 @@ class Series(_Slots[_Ends]):
     def line(self, step_ns: int, limit: int = SLOTS) -> Line:
         """What is to be drawn.
 
-        Args:
-            step_ns: How far apart values are as long as none is missing.
-            limit: At most so many slots; the series itself stays coarser from then on.
+        Parameters
+        ----------
+        step_ns : int
+            How far apart values are as long as none is missing.
+        limit : int
+            At most so many slots; the series itself stays coarser from then on.
         """
         self.narrow(limit)
         pieces: list[list[Point]] = []

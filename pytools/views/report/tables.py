@@ -23,9 +23,12 @@ def table(
 ) -> Markup:
     """Rows under headings; the first column names the row.
 
-    Args:
-        left: Headings of the columns that are words, not figures.
-        ids: Anchors of the rows, where others refer to them.
+    Parameters
+    ----------
+    left : sequence of str
+        Headings of the columns that are words, not figures.
+    ids : sequence of str
+        Anchors of the rows, where others refer to them.
     """
     head = element("tr", *(element("th", name, scope="col") for name in headings))
     body = []
