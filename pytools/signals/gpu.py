@@ -48,10 +48,10 @@ class Gpu(Signal, frozen=True, kw_only=True, tag="gpu"):
     """
 
     gpu: int  # NVML's index
-    uuid: str
+    uuid: str  # NVIDIA's identifier of it
     name: str  # product
     pci: str  # address of the device
-    window_ns: int
+    window_ns: int  # of the readings
     state: GpuState  # `hung`: a call of NVML has not returned for two seconds
     reason: str  # why it is not `ok`
     processes: list[int]  # with a compute context on it, ascending
@@ -64,9 +64,9 @@ class Gpu(Signal, frozen=True, kw_only=True, tag="gpu"):
     clock_reasons: list[GpuReason]  # in the window, most frequent first
     busy: float | None  # share of the time during which a kernel ran, over NVML's period (below a second)
     memory_busy: float | None  # share of the time during which memory was read or written
-    power_w: float | None
+    power_w: float | None  # drawn, at the latest reading
     power_limit_w: float | None  # in force
-    temperature_c: int | None
+    temperature_c: int | None  # at the latest reading
     ecc_corrected: int | None  # new in the window
     ecc_uncorrected: int | None  # new in the window
     ecc_corrected_total: int | None  # since the driver was loaded
@@ -97,7 +97,7 @@ class GpuClock(Signal, frozen=True, kw_only=True, tag="gpu_clock"):
 
     uuid: str  # of the GPU
     epoch_ns: int  # the time of CLOCK_MONOTONIC for which the offset is given
-    window_ns: int
+    window_ns: int  # of the pings
     offset_ns: int  # globaltimer minus CLOCK_MONOTONIC
     drift_ppb: float  # growth: at t the offset is offset_ns + drift_ppb * (t - epoch_ns) / 1e9
     sigma_ns: float  # standard deviation of the offset by statistics alone
@@ -105,7 +105,7 @@ class GpuClock(Signal, frozen=True, kw_only=True, tag="gpu_clock"):
     bound_ns: int  # of the offset: statistics and the allowance for asymmetry
     hard_bound_ns: int  # half of the smallest round trip, no assumption
     wander_ppb_per_s: float  # the drift changes no faster
-    state: ClockState
+    state: ClockState  # of the fit
     round_trip_min_ns: int  # smallest round trip in the window
     pings: int  # that the fit rests on
     stepped: bool  # the timer was stepped; the line is of the pings after it

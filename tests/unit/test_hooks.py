@@ -128,7 +128,7 @@ def test_hooks_that_are_none_and_acts_that_are_two():
         POLICY.replace("[noc, slurm]", "[noc, slum]")
     )
     two = faults(POLICY.replace("{notify:", "{drain: {}, alert: {}, notify:"))
-    assert "expected exactly one of shift, drain, pin, spread, relabel, alert, got drain and alert" in two
+    assert "expected exactly one of shift, drain, pin, spread, relabel, hold, alert, got drain and alert" in two
     assert "at least one entry" in faults(POLICY.replace("[noc, slurm]", "[]"))
     assert "expected only with pin, spread or relabel" in faults(POLICY + "    scope: {processes: [x]}\n")
 
