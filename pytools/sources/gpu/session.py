@@ -66,6 +66,7 @@ class Worker(Calling):
         super().__init__()
         self.identity, self.readings = identity, Readings()
         self.lost = ""  # why the GPU answers no more
+        self._lost_by: Query | None = None  # what said so; until that succeeds
         self._nvml, self._stop = nvml, stop
         self._due: list[tuple[int, Query]] = [(0, query) for query in queries(nvml, handle, self.readings)]
         self.handle = handle
@@ -98,8 +99,10 @@ class Worker(Calling):
             if isinstance(error, (nvml.NVMLError_GpuIsLost, nvml.NVMLError_ResetRequired)):
                 lost = reason
         self.readings.fail(query.name, reason)
-        if lost or not reason:
-            self.lost = lost
+        if lost:
+            self.lost, self._lost_by = lost, query
+        elif query is self._lost_by:
+            self.lost, self._lost_by = "", None
         now_ns = time.monotonic_ns()
         return now_ns + max(pause_ns, _SHARE * (now_ns - begin_ns))
 
