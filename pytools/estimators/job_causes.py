@@ -26,7 +26,7 @@ _TIMES: Final = 3  # as much as on the other paths
 _TICK_NS: Final = 10_000_000  # a wait that lasts is counted at its end
 _CLOCK_STEP_MHZ: Final = 15
 _BUSY_GPU: Final = 0.3  # an idle GPU has a low clock
-_BRAKES: Final = frozenset({"hw_thermal", "sw_thermal", "hw_power_brake", "hw_slowdown"})
+BRAKES: Final = frozenset({"hw_thermal", "sw_thermal", "hw_power_brake", "hw_slowdown"})
 _REPLAYS: Final = 10  # of PCIe in a window; fewer are no fault
 
 
@@ -99,7 +99,7 @@ def _slow_clock(use: GpuUse, gpus: Sequence[GpuUse]) -> tuple[Range | None, str]
     if clock is None or clock <= 0 or (use.utilization is not None and use.utilization < _BUSY_GPU):
         return None, ""
     held = sorted(name for name, share in use.throttled.items() if share > 0 and name != "idle")
-    braked = max((use.throttled[name] for name in held if name in _BRAKES), default=0.0)
+    braked = max((use.throttled[name] for name in held if name in BRAKES), default=0.0)
     set_low = use.throttled.get("application_clocks", 0.0)
     others = [each.clock_mhz for each in gpus if each is not use and each.clock_mhz and not _idles(each)]
     if others:

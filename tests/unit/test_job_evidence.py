@@ -8,9 +8,10 @@ from typing import Any, Final
 import pytest
 import samples
 
-from pytools.estimators.job_evidence import RankUse
+from pytools.estimators import job_causes
+from pytools.estimators.job_evidence import GpuUse, RankUse
 from pytools.ipc.bus import Published
-from pytools.signals import Bandwidth, Delay, Histogram, Owner, PathDelay, Stall, TcpFlow
+from pytools.signals import GPU_REASONS, Bandwidth, Delay, Histogram, Owner, PathDelay, Stall, TcpFlow
 from pytools.signals import Path as NetworkPath
 from pytools.sources.jobs import paths
 from pytools.sources.jobs.cpu import Controller, Cpu, controllers, group_of
@@ -191,35 +192,39 @@ def test_delays_that_are_old_or_of_short_windows_say_nothing() -> None:
 # ---- GPUs ----
 
 
-class Gpu:
-    """As the signal `gpu` has it."""
-
-    def __init__(self, **changes: Any) -> None:
-        known = {"at_ns": NOW, "window_ns": SECOND, "gpu": 3, "state": "ok", "processes": [4711], "sm_mhz": 1979.6}
-        known |= {"sm_max_mhz": 1980, "busy": 0.9, "clock_reasons": [], "ecc_uncorrected": 0, "pcie_replays": None}
-        self.__dict__.update(known | {"xids": [], "links": []} | changes)
-
-
-class Told:
-    """A signal on its way."""
-
-    tag = "gpu"
-
-    def __init__(self, **changes: Any) -> None:
-        self.signal = Gpu(**changes)
+def gpu(**changes: Any) -> Published:
+    """A GPU on which process 4711 computes, without faults."""
+    none: dict[str, Any] = {"ecc_uncorrected": 0, "pcie_replays": None, "xids": [], "links": [], "clock_reasons": []}
+    return Published(samples.gpu(**none | {"gpu": 3, "sm_mhz": 1979.6} | changes))
 
 
 def test_a_gpu_belongs_to_the_rank_whose_process_uses_it_or_that_ras_says(tmp_path: Path) -> None:
     gpus = Gpus(tmp_path / "nvidiactl")
     assert gpus.of({0: [4711]}, {}, NOW) == ([], "")  # no GPU on this host
-    gpus.offer(Told(xids=[79], ecc_uncorrected=2))
-    gpus.offer(Told(gpu=4, processes=[]))
+    gpus.offer(gpu(xids=[79], ecc_uncorrected=2))
+    gpus.offer(gpu(gpu=4, processes=[]))
     found, why = gpus.of({0: [1, 4711], 1: [5], 2: [6]}, {1: 4}, NOW)
     assert [(each.rank, each.index, each.clock_mhz) for each in found] == [(0, 3, 1980), (1, 4, 1980)]
     assert found[0].faults == {"uncorrected ECC errors": 2, "XID 79": 1} and why == "the GPUs of ranks 2 are not known"
     (tmp_path / "nvidiactl").touch()
     assert Gpus(tmp_path / "nvidiactl").of({0: [4711]}, {}, NOW) == ([], "no recent reading of a GPU")
     assert gpus.of({0: [4711]}, {}, NOW + 4 * SECOND)[0] == []  # stale
+
+
+def test_all_that_the_verdict_uses_of_a_gpu_comes_from_its_signal(tmp_path: Path) -> None:
+    gpus = Gpus(tmp_path / "nvidiactl")
+    gpus.offer(Published(samples.gpu()))
+    gpus.offer(gpu(state="hung", sm_mhz=None))
+    found, _ = gpus.of({0: [4711]}, {}, NOW)
+    faults = {"uncorrected ECC errors": 1, "PCIe replays": 3, "NVLink errors": 4, "XID 48": 1}
+    assert found == [
+        GpuUse(0, 0, 1755, 1980, 0.97, {"sw_power_cap": 0.8}, faults),
+        GpuUse(0, 3, None, 1980, 0.97, {}, {"calls that hang": 1}),
+    ]
+
+
+def test_what_brakes_a_gpu_has_the_names_of_its_signal() -> None:
+    assert set(GPU_REASONS) >= job_causes.BRAKES | {"application_clocks", "idle"}
 
 
 # ---- together ----

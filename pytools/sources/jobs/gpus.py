@@ -5,12 +5,13 @@ Times are CLOCK_MONOTONIC nanoseconds. One thread: the agent's.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Final, Protocol, cast
+from typing import Final
 
 from pytools.estimators.job_evidence import GpuUse
 from pytools.ipc.bus import Published
+from pytools.signals import Gpu
 
 TAG: Final = "gpu"
 _DEVICE: Final = Path("/dev/nvidiactl")
@@ -19,49 +20,18 @@ _MOST: Final = 64
 _AGAIN_NS: Final = 10 * 10**9  # it is looked again whether there are GPUs
 
 
-class Reason(Protocol):
-    """What holds a clock."""
-
-    reason: str
-    share: float
-
-
-class Link(Protocol):
-    """An NVLink."""
-
-    errors: int | None
-
-
-class Record(Protocol):
-    """What is used of the signal."""
-
-    at_ns: int
-    window_ns: int
-    gpu: int
-    state: str
-    processes: list[int]
-    sm_mhz: float | None
-    sm_max_mhz: int | None
-    busy: float | None
-    clock_reasons: Sequence[Reason]
-    ecc_uncorrected: int | None
-    pcie_replays: int | None
-    xids: list[int]
-    links: Sequence[Link]
-
-
 class Gpus:
     """The newest of each GPU of this host."""
 
     def __init__(self, device: Path = _DEVICE) -> None:
         self._device = device
-        self._newest: dict[int, Record] = {}
+        self._newest: dict[int, Gpu] = {}
         self._has, self._look_ns = False, 0
 
     def offer(self, published: Published) -> None:
         """Take a signal of this kind."""
-        record = cast(Record, published.signal)
-        if record.gpu in self._newest or len(self._newest) < _MOST:
+        record = published.signal
+        if isinstance(record, Gpu) and (record.gpu in self._newest or len(self._newest) < _MOST):
             self._newest[record.gpu] = record
 
     def of(self, ranks: Mapping[int, Iterable[int]], known: Mapping[int, int], now_ns: int) -> tuple[list[GpuUse], str]:
@@ -99,12 +69,11 @@ class Gpus:
         self._newest.clear()
 
 
-def _use(rank: int, record: Record) -> GpuUse:
-    errors = [each.errors for each in record.links if each.errors is not None]
+def _use(rank: int, record: Gpu) -> GpuUse:
     faults = {
         "uncorrected ECC errors": record.ecc_uncorrected or 0,
         "PCIe replays": record.pcie_replays or 0,
-        "NVLink errors": sum(errors),
+        "NVLink errors": record.link_errors or 0,
         **{f"XID {each}": record.xids.count(each) for each in record.xids},
         "calls that hang" if record.state == "hung" else "losses of the GPU": int(record.state in ("hung", "lost")),
     }
