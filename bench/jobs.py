@@ -2,10 +2,13 @@
 
     python bench/jobs.py [--trials 20] [--cases straggler congested_rail throttled_host] [--no-cost]
 
-cpu      ranks64: 64 ranks on this host, each with eight more processes, and 32 connections. The source runs alone,
-         while somebody listens to `job`, as nothing else makes it work. Every connection is reported to it once per
-         second as `tcp_flow`; what that costs the source of TCP is not counted. RAS is off. Share of a core, over a
-         minute
+cpu, cpu_threads
+         shares of a core over a minute, of the agent's thread and of those that look through /proc and at rings. The
+         source runs alone, while somebody listens to `job`, as nothing else makes it work:
+         ranks64         64 ranks on this host, each with eight more processes, and 32 connections. Every connection
+                         is reported once per second as `tcp_flow`; what that costs the source of TCP is not counted.
+                         RAS is off
+         idle            as many processes, none of which is a rank
 verdict  share of the trials in which the first cause but CPU steal was the planted one, within ten windows, and was
          not named in the last window before:
          straggler       one of two processes that call NCCL's plugin as NCCL does comes 2 ms late (tests/native)
@@ -68,24 +71,30 @@ def main() -> None:
 
 def cost() -> None:
     """What it costs."""
-    with contextlib.ExitStack() as ending:
-        pids = [start(ending, rank) for rank in range(RANKS)]
-        bus = Bus()
-        source = JobSource(AgentConfig("h1", []), bus)
-        listening = bus.subscribe(frozenset({"job"}))
-        run(bus, source, pids, SETTLING_S)
-        (latest,) = [each for each in listening.read() if isinstance(each, Job)][-1:]
-        note(f"{len(latest.ranks)} ranks, {sum(each.processes for each in latest.ranks)} processes")
-        if len(latest.ranks) != RANKS or sum(each.connections for each in latest.paths) != RANKS * CONNECTIONS:
-            raise SystemExit("not all were found")
-        share = run(bus, source, pids, WINDOW_S)
-        emit("jobs", "cpu", share, "share", "lower", case="ranks64", n=int(WINDOW_S * SECOND_NS / EVERY_NS))
-        source.close()
+    for case in ("ranks64", "idle"):
+        with contextlib.ExitStack() as ending:
+            pids = [start(ending, rank, case != "idle") for rank in range(RANKS)]
+            bus = Bus()
+            source = JobSource(AgentConfig("h1", []), bus)
+            ending.callback(source.close)
+            listening = bus.subscribe(frozenset({"job"}))
+            reported = pids if case != "idle" else []
+            run(bus, source, reported, SETTLING_S)
+            found = [each for each in listening.read() if isinstance(each, Job)][-1:]
+            ranks = sum(len(each.ranks) for each in found)
+            note(f"{ranks} ranks, {sum(each.processes for job in found for each in job.ranks)} processes")
+            connections = sum(each.connections for job in found for each in job.paths)
+            if ranks != len(reported) or connections != len(reported) * CONNECTIONS:
+                raise SystemExit("not all were found, or too many")
+            own, threads = run(bus, source, reported, WINDOW_S)
+            emit("jobs", "cpu", own, "share", "lower", case=case, n=int(WINDOW_S * SECOND_NS / EVERY_NS))
+            emit("jobs", "cpu_threads", threads, "share", "lower", case=case, n=int(WINDOW_S * SECOND_NS / EVERY_NS))
 
 
-def start(ending: contextlib.ExitStack, rank: int) -> int:
-    """A rank with its children."""
+def start(ending: contextlib.ExitStack, rank: int, in_job: bool) -> int:
+    """A rank with its children, or as many processes that are no rank."""
     given = {"RANK": str(rank), "WORLD_SIZE": str(RANKS), "MASTER_ADDR": "h1", "NCCL_RAS_ENABLE": "0"}
+    given = given if in_job else {}
     given |= {f"FILLING_{n}": 100 * "x" for n in range(60)}  # as many as a real one has
     words = ["/bin/sh", "-c", f"for i in {' '.join(map(str, range(CHILDREN)))}; do sleep 1000 & done; wait"]
     process = subprocess.Popen(words, env=given | {"PATH": "/bin:/usr/bin"}, start_new_session=True)
@@ -94,25 +103,26 @@ def start(ending: contextlib.ExitStack, rank: int) -> int:
     return process.pid
 
 
-def run(bus: Bus, source: JobSource, pids: list[int], seconds: float) -> float:
-    """Let it work; the share of a core that its own calls take."""
+def run(bus: Bus, source: JobSource, pids: list[int], seconds: float) -> tuple[float, float]:
+    """Let it work; the shares of a core that its own calls take, and its threads."""
     began_s, spent_s, round_ns = time.monotonic(), 0.0, 0
-    due_ns = 0
+    others_s, due_ns = time.thread_time() - time.process_time(), 0
     while time.monotonic() - began_s < seconds:
         now_ns = time.monotonic_ns()
         if now_ns >= round_ns:
             round_ns = now_ns + SECOND_NS
             flows = [flow(pid, n, now_ns) for pid in pids for n in range(CONNECTIONS)]
-            before_s = time.process_time()
+            before_s = time.thread_time()
             for each in flows:
                 bus.publish(each)
-            spent_s += time.process_time() - before_s
+            spent_s += time.thread_time() - before_s
         if now_ns >= due_ns:
-            before_s = time.process_time()
+            before_s = time.thread_time()
             due_ns = source.tick(now_ns)
-            spent_s += time.process_time() - before_s
+            spent_s += time.thread_time() - before_s
         time.sleep(max(0, min(due_ns, round_ns) - time.monotonic_ns()) / 1e9)
-    return spent_s / (time.monotonic() - began_s)
+    others_s += time.process_time() - time.thread_time()
+    return spent_s / (time.monotonic() - began_s), others_s / (time.monotonic() - began_s)
 
 
 def flow(pid: int, number: int, now_ns: int) -> TcpFlow:

@@ -92,7 +92,7 @@ def run_together(commands: Sequence[Command]) -> list[Ended]:
         def ended() -> bool:
             for served, publish in agents.items():
                 served.turn(0.02 / len(agents))
-                if served.server.clients:
+                if served.server.clients and not served.server.unsent:  # no reader is overrun on a busy machine
                     publish(served)
             return all(process.poll() is not None for process in processes)
 

@@ -25,12 +25,12 @@ from pytools.config import AgentConfig, Windows
 from pytools.ipc.bus import Bus, Published
 from pytools.signals import Job, Owner
 from pytools.sources.jobs import processes as looking
-from pytools.sources.jobs import ras
+from pytools.sources.jobs import ras, verdicts
 from pytools.sources.jobs.environment import Place, place
 from pytools.sources.jobs.lag import behind, of_job
 from pytools.sources.jobs.processes import Member, Processes
 from pytools.sources.jobs.source import JobSource
-from pytools.sources.jobs.traffic import Traffic
+from pytools.sources.jobs.traffic import TYPES, Traffic
 from pytools.views import drawing
 from pytools.views.model import Model, fold
 from pytools.views.query import Query
@@ -420,7 +420,7 @@ def test_bytes_are_of_the_window_and_of_the_rank() -> None:
 
     def window() -> list[tuple[int, int, int, int]]:
         found = traffic.window(at_ns)
-        return sorted((each.holder[1], each.connections, each.queue_pairs, each.sent) for each in found)
+        return sorted((each.where[0][1], each.connections, each.queue_pairs, each.sent) for each in found)
 
     offer(1000)  # before it was first seen
     offer(1000, owner=Owner(5, "other"))
@@ -505,6 +505,27 @@ def test_a_job_is_joined_with_its_traffic_and_ras(proc: Proc) -> None:
         assert not listener.bus.wanted("tcp_flow")
         assert sum(listener.source.drops().values()) == 0
         listener.source.close()
+
+
+def test_without_a_job_no_other_signal_is_asked_for(proc: Proc) -> None:
+    proc.add(10, {"HOME": "/"})
+    listener = Listener(proc.folder)
+    now_ns = time.monotonic_ns()
+
+    def asks(wanted: bool) -> bool:
+        """Whether it asks for all or for none, after one more window."""
+        nonlocal now_ns
+        now_ns += SECOND
+        listener.source.tick(now_ns)
+        return {listener.bus.wanted(each) for each in TYPES | verdicts.TYPES} == {wanted}
+
+    for _ in range(3):  # looks among them
+        assert asks(False)
+    proc.add(11, TORCH)
+    support.wait_until(lambda: asks(True), 20, "the signals of a job are asked for")
+    proc.folder.joinpath("11").rename(proc.folder / "gone")
+    support.wait_until(lambda: asks(False), 20, "they are asked for no more")
+    listener.source.close()
 
 
 def test_ras_of_another_job_is_none_of_this_one(proc: Proc) -> None:

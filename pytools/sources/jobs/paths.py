@@ -5,6 +5,7 @@ Times are CLOCK_MONOTONIC nanoseconds. One thread: the agent's.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import deque
 from collections.abc import Iterable
@@ -109,15 +110,13 @@ def uses(sums: Iterable[Sum], delays: Delays, window_ns: int, now_ns: int) -> li
     """The paths of one job, and besides them all others to the same hosts; without those of the host to itself."""
     found: dict[Where, _Together] = {}
     for each in sums:
-        where = each.where[1:]
         if each.where[2] != LOCAL:
-            if where not in found:
-                found[where] = _Together()
-            found[where].add(each)
-    least = LEAST_SHARE * max((sent for each in found.values() for sent in each.flows), default=0)
-    counted = {
-        where: [sent for sent in each.flows if sent >= least > 0] if least else [] for where, each in found.items()
-    }
+            where = each.where[1:]
+            if (together := found.get(where)) is None:
+                together = found[where] = _Together()
+            together.add(each)
+    least = LEAST_SHARE * max((max(each.flows) for each in found.values() if each.flows), default=0)
+    counted = {where: [sent for sent in each.flows if sent >= least] if least else [] for where, each in found.items()}
     used = {
         path
         for (path, interface) in found
@@ -136,7 +135,7 @@ def uses(sums: Iterable[Sum], delays: Delays, window_ns: int, now_ns: int) -> li
 
 def typical(sums: Iterable[Sum]) -> float:
     """What the median connection sent, of those that send about as much as the largest; 0 without any."""
-    sent = np.array([sent for each in sums if each.where[2] != LOCAL for sent in each.flows])
+    sent = np.array(list(itertools.chain.from_iterable(each.flows for each in sums if each.where[2] != LOCAL)))
     return float(np.median(sent[sent >= LEAST_SHARE * sent.max()])) if sent.size and sent.max() > 0 else 0.0
 
 

@@ -1,8 +1,8 @@
 """Jobs: `job` of every distributed job with ranks on this host, once per long window while somebody listens.
 
-While nobody does, nothing is read and nobody is asked. RAS is asked at once, a second later, and then every five
-seconds. Whatever may block, RAS and environments, is read in threads of its own; all else is the agent's thread. Times
-are CLOCK_MONOTONIC nanoseconds.
+While nobody does, nothing is read and nobody is asked; while there is no job, only /proc is scanned. RAS is asked at
+once, a second later, and then every five seconds. Whatever may block, RAS and environments, is read in threads of its
+own; all else is the agent's thread. Times are CLOCK_MONOTONIC nanoseconds.
 """
 
 from __future__ import annotations
@@ -69,10 +69,10 @@ class JobSource(Source):
             return now_ns + _IDLE_NS
         if not self._listens:
             self._listens = True
-            self._bus.add(self, TYPES, self._traffic.offer)
-            self._bus.add(self._verdicts, verdicts.TYPES, self._verdicts.offer)
             self._began_ns, self._due_ns = now_ns, now_ns + self._window_ns
-        next_ns = min(self._processes.work(now_ns), self._verdicts.work(now_ns, self._jobs))
+        next_ns = self._processes.work(now_ns)
+        if self._jobs:
+            next_ns = min(next_ns, self._verdicts.work(now_ns, self._jobs))
         for question in self._questions.values():
             next_ns = min(next_ns, question.work(now_ns))
         if now_ns >= self._due_ns:
@@ -97,26 +97,35 @@ class JobSource(Source):
     def _rest(self) -> None:
         if self._listens:
             self._listens = False
-            self._bus.remove(self)
-            self._bus.remove(self._verdicts)
-            self._traffic.forget()
-            self._verdicts.forget()
-            self._jobs = {}
+            self._set_jobs({})
         for question in self._questions.values():
             question.give_up()
         self._questions.clear()
 
+    def _set_jobs(self, jobs: Mapping[Hashable, list[Member]]) -> None:
+        """Follow the ranks of these; without any ask for no other signals, which cost something to make."""
+        if jobs and not self._jobs:
+            self._bus.add(self, TYPES, self._traffic.offer)
+            self._bus.add(self._verdicts, verdicts.TYPES, self._verdicts.offer)
+        self._traffic.set_ranks(jobs)
+        self._verdicts.set_ranks(jobs)
+        if self._jobs and not jobs:
+            self._bus.remove(self)
+            self._bus.remove(self._verdicts)
+            self._traffic.forget()
+            self._verdicts.forget()
+        self._jobs = jobs
+
     def _publish(self, now_ns: int) -> None:
         jobs = self._processes.ranks()
         if jobs is not self._jobs:
-            self._jobs = jobs
-            self._traffic.set_ranks(jobs)
-            self._verdicts.set_ranks(jobs)
+            self._set_jobs(jobs)
         used: dict[Hashable, list[Sum]] = {}
         for each in self._traffic.window(now_ns):
-            used.setdefault(each.holder[0], []).append(each)
+            used.setdefault(each.where[0][0], []).append(each)
         window_ns, self._began_ns = now_ns - self._began_ns, now_ns
-        self._verdicts.window(now_ns)
+        if jobs:
+            self._verdicts.window(now_ns)
         asked: set[Where] = set()
         self._too_many += max(0, len(jobs) - _MOST_JOBS)
         for key, members in itertools.islice(jobs.items(), _MOST_JOBS):
@@ -150,9 +159,9 @@ class JobSource(Source):
         window_ns: int,
         now_ns: int,
     ) -> Job:
-        used: dict[int, list[JobPath]] = {}
+        used: dict[int, list[Sum]] = {}
         for own in sums:
-            used.setdefault(own.holder[1], []).append(own.job_path())
+            used.setdefault(own.where[0][1], []).append(own)
         by_rank: dict[int, list[Member]] = {}
         for each in members:
             by_rank.setdefault(each.place.rank, []).append(each)
@@ -175,7 +184,7 @@ class JobSource(Source):
             size=members[0].place.size,
             ranks=[self._rank(found, used.get(rank, []), everyone, now_ns) for rank, found in by_rank.items()],
             window_ns=window_ns,
-            paths=_summed(used.values()),
+            paths=_summed(sums),
             ras=answer.state,
             ras_reason=answer.reason,
             ras_ranks=max((len(each.ranks) for each in answer.communicators), default=0),
@@ -183,7 +192,7 @@ class JobSource(Source):
             why=self._verdicts.of(key, members, sums, gpu_of, window_ns, now_ns),
         )
 
-    def _rank(self, found: list[Member], own: list[JobPath], everyone: dict[int, Rank], now_ns: int) -> JobRank:
+    def _rank(self, found: list[Member], own: list[Sum], everyone: dict[int, Rank], now_ns: int) -> JobRank:
         first = found[0]
         nvml = everyone[first.place.rank].nvml_dev if first.place.rank in everyone else -1
         return JobRank(
@@ -194,8 +203,8 @@ class JobSource(Source):
             gpus=first.place.gpus,
             gpu=nvml if nvml >= 0 else None,
             pod=self._pods.name(pod(first.owner.cgroup), first.owner.container, now_ns),
-            connections=sum(path.connections for path in own),
-            queue_pairs=sum(path.queue_pairs for path in own),
+            connections=sum([each.connections for each in own]),
+            queue_pairs=sum([each.queue_pairs for each in own]),
         )
 
 
@@ -263,14 +272,15 @@ def _places(members: list[Member]) -> dict[Where, Member]:
     return found
 
 
-def _summed(used: Iterable[list[JobPath]]) -> list[JobPath]:
+def _summed(sums: Iterable[Sum]) -> list[JobPath]:
     """One of each path, those with the most bytes first."""
-    sums: dict[tuple[NetworkPath | None, str], list[int]] = {}
-    for each in itertools.chain.from_iterable(used):
-        counts = sums.setdefault((each.path, each.interface), [0, 0, 0, 0])
-        for index, count in enumerate((each.connections, each.queue_pairs, each.sent_bytes, each.received_bytes)):
-            counts[index] += count
-    found = [JobPath(path, interface, *counts) for (path, interface), counts in sums.items()]
+    used: dict[tuple[NetworkPath | None, str], list[Sum]] = {}
+    for each in sums:
+        used.setdefault(each.where[1:], []).append(each)
+    found = []
+    for (path, interface), parts in used.items():
+        counts = zip(*((each.connections, each.queue_pairs, each.sent, each.received) for each in parts), strict=True)
+        found.append(JobPath(path, interface, *map(sum, counts)))
     return sorted(found, key=lambda each: (-each.sent_bytes - each.received_bytes, each.interface))
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from pytools.ipc.bus import Published
-from pytools.signals import JobPath, Path, RdmaQueuePair, TcpFlow
+from pytools.signals import Path, RdmaQueuePair, TcpFlow
 from pytools.sources.jobs.processes import Member
 
 TYPES: Final = frozenset({"tcp_flow", "rdma_qp"})
@@ -37,16 +37,6 @@ class Sum:
     flows: list[int] = field(default_factory=list)  # bytes sent by each connection that was told of
     stalls: list[tuple[int, TcpFlow]] = field(default_factory=list)  # timeouts of connections that had any, or wait
     pairs: list[RdmaQueuePair] = field(default_factory=list)
-
-    @property
-    def holder(self) -> Holder:
-        """Whose it is."""
-        return self.where[0]
-
-    def job_path(self) -> JobPath:
-        """As it is published."""
-        _, path, interface = self.where
-        return JobPath(path, interface, self.connections, self.queue_pairs, self.sent, self.received)
 
 
 @dataclass(slots=True)
@@ -101,8 +91,8 @@ class Traffic:
     def _keep(self, key: Hashable, holder: Holder, name: str, signal: TcpFlow | RdmaQueuePair, is_new: bool) -> None:
         use = self._uses.get(key)
         if use is not None:
-            use.signal = signal
-            if use.holder is not holder or use.path != signal.path:
+            use.signal, path = signal, signal.path
+            if use.holder is not holder or (use.path is not path and use.path != path):
                 use.holder, use.path, use.sum = holder, signal.path, self._sum((holder, signal.path, name))
         elif len(self._uses) < _MOST:
             before = None if is_new else signal
@@ -121,18 +111,22 @@ class Traffic:
         over: list[Hashable] = []
         for key, use in self._uses.items():
             found, signal, before = use.sum[0], use.signal, use.before
-            use.before = signal
             if isinstance(signal, TcpFlow):
                 if signal is not before:
+                    use.before = signal
                     _add_flow(found, signal, before)  # type: ignore[arg-type]  # what has one key is of one kind
                 if signal.state != "close" and now_ns - signal.at_ns <= _SILENT_NS:
                     found.connections += 1
                 else:
                     over.append(key)
                 continue
+            use.before = signal
             if before is not None:
-                sent, received = signal.completed_bytes, signal.received_bytes
-                _grow(found, sent - before.completed_bytes, received - before.received_bytes)  # type: ignore[union-attr]
+                sent = signal.completed_bytes - before.completed_bytes  # type: ignore[union-attr]
+                received = signal.received_bytes - before.received_bytes
+                if sent >= 0 and received >= 0:  # else the counts went back
+                    found.sent += sent
+                    found.received += received
             if not signal.closed and now_ns - signal.at_ns <= _SILENT_NS:
                 found.queue_pairs += 1
                 found.pairs.append(signal)
@@ -154,19 +148,10 @@ class Traffic:
                 del self._sums[where]
 
     def forget(self) -> None:
-        """Nobody listens: begin anew when somebody does."""
+        """Nobody listens, or there is no job: begin anew then."""
         self._uses.clear()
         self._sums.clear()
         self._began_ns = 0
-
-
-def _grow(found: Sum, sent: int, received: int) -> bool:
-    """Count what was sent since the last window, unless the counts went back."""
-    if sent < 0 or received < 0:
-        return False
-    found.sent += sent
-    found.received += received
-    return True
 
 
 def _add_flow(found: Sum, signal: TcpFlow, before: TcpFlow | None) -> None:
@@ -179,10 +164,13 @@ def _add_flow(found: Sum, signal: TcpFlow, before: TcpFlow | None) -> None:
         timeouts -= before.timeouts
         segments -= before.segments_out
         retransmitted -= before.retransmitted_segments
-    if _grow(found, sent, received):
-        found.segments += segments
-        found.retransmitted += retransmitted
-        found.flows.append(sent)
-        if timeouts or signal.stall is not None:
-            found.timeouts += timeouts
-            found.stalls.append((timeouts, signal))
+    if sent < 0 or received < 0:  # counts went back
+        return
+    found.sent += sent
+    found.received += received
+    found.segments += segments
+    found.retransmitted += retransmitted
+    found.flows.append(sent)
+    if timeouts or signal.stall is not None:
+        found.timeouts += timeouts
+        found.stalls.append((timeouts, signal))

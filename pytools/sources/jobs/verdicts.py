@@ -44,6 +44,7 @@ class Verdicts:
         self._window_ns, self._proc = window_ns, proc
         self._delays, self._cpu = Delays(window_ns), Cpu(proc)
         self._looks, self._gpus = Looks(window_ns, proc), Gpus()
+        self._hung = 0  # of looks that were forgotten
         self._used: dict[tuple[int, int], RankUse] = {}
         self._history: dict[tuple[Hashable, str], deque[float]] = {}
 
@@ -57,7 +58,7 @@ class Verdicts:
     @property
     def hung(self) -> int:
         """Looks at rings that hang."""
-        return self._looks.hung
+        return self._hung + self._looks.hung
 
     def set_ranks(self, jobs: Jobs) -> None:
         """Say which processes are ranks, the first of each being the one that counts."""
@@ -158,8 +159,9 @@ class Verdicts:
         return f"no recent probes of {', '.join(silent[:4])}" if silent else ""
 
     def forget(self) -> None:
-        """Nobody listens: begin anew when somebody does."""
+        """Nobody listens, or there is no job: begin anew then."""
         self._looks.close()
+        self._hung += self._looks.hung
         self._looks = Looks(self._window_ns, self._proc)
         self._cpu.close()
         self._delays.forget()
