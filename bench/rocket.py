@@ -50,6 +50,7 @@ from _rocket_traffic import Incast, Load, Played
 from pytools.kernel.netlink.routing import Netlink
 from pytools.kernel.netns import inside
 from pytools.lab import Host, Lab, wiring
+from pytools.sources.probing import held_paths
 from steering.plan import HoldLimits
 
 SENDERS: Final = 16
@@ -59,8 +60,9 @@ LOADS: Final = {
     f"incast_{name}": Load(reply_bytes=32_000, every_ns=100 * MS, requests=15, bulk=2, congestion=name)
     for name in ("cubic", "bbr")
 }
-LIMITS: Final = HoldLimits(threshold_ns=2 * MS, longest_ns=50 * MS, fresh_ns=200 * MS, floor=125_000, gain=256)
-PROBED_NS: Final = 4 * MS
+# Both as by default in use.
+LIMITS: Final = HoldLimits(threshold_ns=MS, longest_ns=50 * MS, fresh_ns=200 * MS, floor=125_000, gain=256)
+PROBED_NS: Final = held_paths.EVERY_NS
 RING, CHUNK_BYTES, REDUCED = 8, 32_000, 4
 _GUEST_LIMIT_S: Final = 7200.0
 

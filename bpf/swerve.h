@@ -571,6 +571,7 @@ struct swerve_hold_state {
 	u64 window_ns; /* since when the own rate is measured, and from which count */
 	u64 window_bytes;
 	u64 own_rate; /* bytes a second: the largest of late */
+	u64 left_ns;  /* when a packet came last */
 };
 
 #define SWERVE_HOLDS 1024

@@ -11,7 +11,7 @@ from steering.hold import law
 FOREVER = 1 << 60
 
 
-def limits(threshold_ns: int = MS, longest_ns: int = 20 * MS) -> law.Limits:
+def limits(threshold_ns: int = MS, longest_ns: int = 50 * MS) -> law.Limits:
     """As the policy's defaults have them."""
     return law.Limits(FOREVER, threshold_ns, longest_ns, 200 * MS, 125_000, 256)
 

@@ -17,9 +17,13 @@
 #define HOLD_LEAST_RATE 1024ULL	     /* bytes a second */
 #define HOLD_MOST_RATE (1ULL << 37)
 #define HOLD_MOST_BYTES (1ULL << 33) /* counted in one window */
-#define HOLD_UNIT_RATE 125000ULL     /* a rate grows by an eighth of the root of itself times this, a sample */
-#define HOLD_MOST 512		     /* of 1024: how much a rate may grow or fall by one sample */
-#define HOLD_PAUSE_ABOVE 2	     /* times the threshold: only a longer queue is also drained by a pause */
+#define HOLD_UNIT_RATE 125000ULL     /* a rate grows by the root of itself times this within the next time */
+#define HOLD_GROWTH_NS 32000000ULL
+#define HOLD_MOST 512	   /* of 1024: how much a rate may grow or fall by one sample */
+#define HOLD_PAUSE_ABOVE 2 /* times the threshold: only a longer queue is also drained by a pause */
+
+#define HOLD_IDLE_NS 10000000ULL /* a host that sent nothing for so long begins anew */
+#define HOLD_START 4		 /* times the floor: the rate at which it then begins, where a queue is */
 
 /* Of 1024, how much one round of the loop corrects: of what the queue grows, of what is too much, of what it lacks. */
 #define HOLD_TREND 410
@@ -165,7 +169,7 @@ static inline __attribute__((always_inline)) enum hold_result hold_sample(struct
 	if (now_ns > state->held_ns + HOLD_MEMORY_NS)
 		hold_forget(state);
 	rate = state->rate;
-	binds = state->last_ns > taken_ns;
+	binds = state->last_ns > taken_ns && rate <= 2 * state->own_rate;
 	if (!rate) {
 		rate = excess > 0 ? hold_within(state->own_rate, 0, HOLD_MOST_RATE) : 0;
 		if (rate && follows && grown > 0)
@@ -176,7 +180,7 @@ static inline __attribute__((always_inline)) enum hold_result hold_sample(struct
 		}
 	} else if (follows) {
 		step = hold_step(grown, excess, apart, now_ns - before_ns);
-		root = hold_root(rate * HOLD_UNIT_RATE) >> 3;
+		root = hold_root(rate * HOLD_UNIT_RATE) * apart / HOLD_GROWTH_NS;
 		if (step < 0)
 			rate -= (rate >> 10) * (u64)-step;
 		else if (binds)
@@ -191,6 +195,16 @@ static inline __attribute__((always_inline)) enum hold_result hold_sample(struct
 	return HOLD_CONGESTED;
 }
 
+/* After silence: many hosts may begin at once, and the rate from before tells nothing of that. */
+static inline __attribute__((always_inline)) void hold_begin(struct swerve_hold_state *state,
+							     const struct swerve_hold_limits *limits, u64 now_ns)
+{
+	u64 start = (limits->floor < HOLD_MOST_RATE ? limits->floor : HOLD_MOST_RATE) * HOLD_START;
+
+	hold_set_rate(state, start, limits->floor);
+	state->held_ns = now_ns;
+}
+
 /*
  * The time at which a packet may leave; 0: at once. Never before the packets that were held earlier. Past the lease,
  * and without a fresh sample, packets only wait for those.
@@ -198,11 +212,15 @@ static inline __attribute__((always_inline)) enum hold_result hold_sample(struct
 static inline __attribute__((always_inline)) u64
 hold_release(struct swerve_hold_state *state, const struct swerve_hold_limits *limits, u64 now_ns, u32 wire_bytes)
 {
-	u64 next = state->next_ns, latest = now_ns + limits->longest_ns;
+	u64 latest = now_ns + limits->longest_ns, idle_ns = hold_less(now_ns, state->left_ns), next;
 
+	state->left_ns = now_ns;
 	__sync_fetch_and_add(&state->bytes, wire_bytes);
 	if (limits->until_ns <= now_ns || now_ns > state->taken_ns + limits->fresh_ns)
 		return state->last_ns > now_ns ? state->last_ns : 0;
+	if (idle_ns > HOLD_IDLE_NS && (state->rate || state->queue_ns > limits->threshold_ns >> 2))
+		hold_begin(state, limits, now_ns);
+	next = state->next_ns;
 	if (next <= now_ns) {
 		if (state->gap)
 			state->next_ns = now_ns + (wire_bytes * state->gap >> HOLD_SHIFT);

@@ -99,9 +99,12 @@ class Hold(Model):
         default=SECOND // 1000, description="queueing to allow on the path"
     )
     longest: Annotated[Duration, Within(SECOND // 1000, SECOND)] = Field(
-        default=SECOND // 50, description="no packet waits longer"
+        default=SECOND // 20, description="no packet waits longer"
     )
-    floor: Rate = Field(default=1_000_000, description="rate to each destination that is never held back")
+    floor: Rate = Field(
+        default=1_000_000,
+        description="rate to each destination that is never held back; four times this is what a host begins with",
+    )
     fresh: Annotated[Duration, Within(SECOND // 100, SECOND)] = Field(
         default=SECOND // 5, description="without a measurement of the queue for this long nothing is held"
     )

@@ -152,7 +152,7 @@ def engaged(rate: int = 1_000_000, threshold: int = 1_000_000) -> tuple[law.Stat
     """A state that lets `rate` pass, in balance: the last sample found just the threshold."""
     state = law.State(sent_ns=START - 2_000_000, queue_ns=threshold, taken_ns=START - 1_000_000, held_ns=START)
     state.rate, state.gap = rate, (SECOND << law.SHIFT) // rate
-    state.last_ns, state.window_ns = START, START - 100_000
+    state.last_ns, state.window_ns, state.own_rate = START, START - 100_000, rate
     return state, law.Limits(10 * SECOND, threshold, 20_000_000, SECOND, 0, 256)
 
 
@@ -161,6 +161,27 @@ def test_a_queue_that_grows_lowers_the_rate_and_one_that_shrinks_raises_it() -> 
         state, limits = engaged()
         law.sample(state, limits, START, START - 500_000, queue)
         assert (state.rate < 1_000_000) == lower
+
+
+def test_a_rate_far_above_what_comes_is_not_raised_by_packets_that_wait_for_a_pause() -> None:
+    for own, raised in ((500_000, True), (499_999, False)):
+        state, limits = engaged()
+        state.own_rate, state.window_ns = own, START  # measured less than a millisecond ago
+        law.sample(state, limits, START, START - 500_000, 0)
+        assert (state.rate > 1_000_000) == raised
+
+
+@pytest.mark.parametrize(
+    ("rate", "queue", "after"), [(0, 250_001, 400_000), (0, 250_000, 0), (9**7, 0, 400_000), (300_000, 0, 400_000)]
+)
+def test_after_silence_a_host_begins_slowly_where_a_queue_is_or_was(rate: int, queue: int, after: int) -> None:
+    state, limits = engaged(rate or 1)
+    limits.floor, state.queue_ns, state.rate = 100_000, queue, rate
+    state.left_ns = START - law.IDLE_NS
+    law.release(state, limits, START, 1500)
+    assert state.rate == rate  # not silent for longer than that
+    law.release(state, limits, START + law.IDLE_NS + 1, 1500)
+    assert state.rate == after
 
 
 def test_a_rate_that_holds_nothing_back_is_not_raised() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hold_laws import InUse
-from hold_scenes import RATE, ROOM, incast
+from hold_scenes import RATE, ROOM, incast, shared
 from hold_world import SECOND, Flow, Host, Net, Queue, World
 from hypothesis import given
 from hypothesis import strategies as st
@@ -61,3 +61,16 @@ def test_a_lone_connection_fills_the_bottleneck() -> None:
 
 def test_the_same_seed_gives_the_same_run() -> None:
     assert incast(InUse, 7) == incast(InUse, 7) != incast(InUse, 8)
+
+
+def test_hosts_that_send_without_end_share_the_bottleneck_fairly_and_lose_nothing() -> None:
+    seen = shared(InUse, 1)
+    assert seen.dropped == 0 and seen.used > 0.99
+    assert 0.9 < seen.share < 1.1
+
+
+def test_an_incast_with_holds_waits_for_no_timeout() -> None:
+    held, alone = incast(InUse, 1), incast(lambda: None, 1)
+    assert alone.timeouts > 10 and held.timeouts == 0
+    assert held.dropped < alone.dropped
+    assert held.p99_ms < alone.p99_ms / 2.8

@@ -20,7 +20,7 @@ HEAD = "version: 1\nmanage: {destinations: [10.9.0.0/16, 'fd00:9::/64']}\nrules:
 PLAIN = HEAD + "  - {name: short-queues, then: {hold: {}}}\n"
 DRAIN = "  - {name: full, when: {signal: queueing_delay, above: 5ms, clear_below: 1ms}, then: {drain: {}}}\n"
 NOW = 1_000_000_000_000
-DEFAULTS = HoldLimits(threshold_ns=1_000_000, longest_ns=20_000_000, fresh_ns=200_000_000, floor=125_000, gain=256)
+DEFAULTS = HoldLimits(threshold_ns=1_000_000, longest_ns=50_000_000, fresh_ns=200_000_000, floor=125_000, gain=256)
 
 
 def path(rail: int, address: str = "10.9.0.2") -> Path:
@@ -86,7 +86,7 @@ def test_the_order_of_the_paths_does_not_matter(addresses: list[str]) -> None:
 def test_explained_it_says_what_waits_for_how_long_and_where() -> None:
     (line,) = [each for each in explain(parse(PLAIN)).splitlines() if each.startswith("1. ")]
     assert line == (
-        "1. short-queues: on a path, while it is healthy, packets wait at this host, at most 20 ms, while they would "
+        "1. short-queues: on a path, while it is healthy, packets wait at this host, at most 50 ms, while they would "
         "queue for more than 1 ms; 1 Mbit/s per destination always pass (moves nothing; only where its interface has "
         "fq; lapses 200 ms after the last measurement)."
     )
