@@ -72,11 +72,9 @@ static __always_inline void hold(struct __sk_buff *skb, struct swerve_steer_sett
 	if (!hold)
 		return;
 	now = bpf_ktime_get_ns();
-	if (settings->held_until_ns <= now || hold->limits.until_ns <= now) {
-		count(skb, SWERVE_STEER_HOLD_UNLEASED);
-		return;
-	}
-	if (!look_at_queue(hold, now) || now > hold->state.taken_ns + hold->limits.fresh_ns)
+	if (settings->held_until_ns <= now || hold->limits.until_ns <= now)
+		count(skb, SWERVE_STEER_HOLD_UNLEASED); /* hold_release lets it wait for those that wait already */
+	else if (!look_at_queue(hold, now) || now > hold->state.taken_ns + hold->limits.fresh_ns)
 		count(skb, SWERVE_STEER_HOLD_BLIND);
 	if (skb->len <= MOST_ACK_BYTES && is_bare_ack(skb))
 		return;

@@ -138,7 +138,7 @@ def test_packets_of_one_destination_leave_in_their_order(world: World) -> None:
 @pytest.mark.parametrize(
     ("why", "counted"),
     [
-        ("no lease", {}),
+        ("no lease", {"hold_unleased": 1}),
         ("lease over", {"hold_unleased": 1}),
         ("maps gone", {"hold_blind": 1}),
         ("another path in the row", {"hold_blind": 1}),
@@ -191,6 +191,23 @@ def test_the_end_of_a_connection_does_not_overtake_its_data(world: World) -> Non
     world.sample(9 * MS)
     first = world.run(packet()).leaves_ns
     assert world.run(packet(payload=b"", flags=0x11)).leaves_ns >= first > 0
+
+
+@pytest.mark.guest
+@pytest.mark.parametrize("lease_ns", [0, 1], ids=["given up", "over"])
+def test_past_the_lease_packets_wait_for_those_that_wait_already(world: World, lease_ns: int) -> None:
+    assert world.holds.arm([world.hold()]) == {}
+    world.holds.renew(kit.soon())
+    world.sample(40 * MS)
+    first = world.run(packet()).leaves_ns
+    world.holds.renew(lease_ns)
+    behind = world.run(packet()).leaves_ns
+    assert behind in (first, 0), "later ones do not wait longer"
+    assert behind == first or time.monotonic_ns() > first
+    assert world.counted() in ({"held": 2, "hold_unleased": 1}, {"held": 1, "hold_unleased": 1})
+    while time.monotonic_ns() <= first:
+        time.sleep(0.001)
+    assert world.run(packet()).leaves_ns == 0
 
 
 def test_what_cannot_be_held_is_said(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
