@@ -163,7 +163,8 @@ def _times(count: int) -> str:
 def _rule(number: int, rule: Rule) -> list[str]:
     where = _scope(rule.scope)
     if rule.when is None:
-        return [f"{number}. {rule.name}: on a path{where}, while it is healthy, {_act(rule)}."]
+        how = "measured" if rule.then.hold is not None else "healthy"
+        return [f"{number}. {rule.name}: on a path{where}, while it is {how}, {_act(rule)}."]
     lines = [f"{number}. {rule.name}: on a path{where}, when {condition_text(rule.when)}, {_act(rule)}."]
     back = rule.return_
     if rule.then.notify:

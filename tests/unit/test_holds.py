@@ -86,7 +86,7 @@ def test_the_order_of_the_paths_does_not_matter(addresses: list[str]) -> None:
 def test_explained_it_says_what_waits_for_how_long_and_where() -> None:
     (line,) = [each for each in explain(parse(PLAIN)).splitlines() if each.startswith("1. ")]
     assert line == (
-        "1. short-queues: on a path, while it is healthy, packets wait at this host, at most 50 ms, while they would "
+        "1. short-queues: on a path, while it is measured, packets wait at this host, at most 50 ms, while they would "
         "queue for more than 1 ms; 1 Mbit/s per destination always pass (moves nothing; only where its interface has "
         "fq; lapses 200 ms after the last measurement)."
     )
