@@ -88,47 +88,56 @@ class HoldActing:
         if (now >= self._plan_ns or changes != self._changes) and not frozen:
             self._plan_ns, self._changes = now + _PLAN_EVERY_NS, changes
             engine = self._engine
-            self._plan(holds(self._policy, engine.paths, engine.groups.values(), engine.overrides), now)
+            self._plan(holds(self._policy, engine.probed(now), engine.groups.values(), engine.overrides), flows, now)
         if now >= self._tell_ns:
             self._tell_ns = now + _TELL_EVERY_NS
             self._tell(now, frozen)
 
-    def _plan(self, wanted: Iterable[Hold], now: int) -> None:
+    def _plan(self, wanted: Iterable[Hold], flows: FlowActing, now: int) -> None:
         self._wanted = {each.path: each for each in wanted}
-        if not self._apply:
-            self._say({}, now)
-            return
-        if self._kernel is None:
-            return
-        try:
-            self._refused = self._kernel.arm(self._wanted.values())
-        except SwerveError as error:
-            self._refused = dict.fromkeys(self._wanted, str(error))
-        self._kernel.renew(now + _LEASE_NS)
-        self._say(self._refused, now)
+        if self._kernel is not None:
+            try:
+                self._refused = self._kernel.arm(self._wanted.values())
+            except SwerveError as error:
+                self._refused = dict.fromkeys(self._wanted, str(error))
+            self._kernel.renew(now + _LEASE_NS)
+        for path in self._told.keys() - self._wanted.keys():
+            self._over(path, self._why_over(path, now), now)
+        if not self._apply or (self._kernel is not None and flows.paths.lent):  # an agent that restarts is no failure
+            self._say(now)
 
-    def _say(self, refused: dict[Path, str], now: int) -> None:
+    def _why_over(self, path: Path, now: int) -> str:
+        known = self._engine.probed(now).get(path)
+        if known is None or known.state == "unmeasured":
+            return "the path is not measured any more"
+        return "nothing passes along the path" if known.failed else "its target is held by an order"
+
+    def _say(self, now: int) -> None:
         """Tell what has changed, as acts."""
         for path, hold in self._wanted.items():
-            outcome: messages.Outcome = "failed" if path in refused else "applied" if self._apply else "dry_run"
-            told = outcome, hold, refused.get(path, "")
+            why = self._refused.get(path, "")
+            outcome: messages.Outcome = "failed" if why else "applied" if self._apply else "dry_run"
+            told = outcome, hold, why
             if self._told.get(path) != told:
                 self._told[path] = told
-                self._output.send(messages.hold_act(self._output.host, hold, outcome, hold.because, now, told[2]))
-        for path in self._told.keys() - self._wanted.keys():
-            self._over(path, "its rule does not ask for it any more", now)
+                self._output.send(messages.hold_act(self._output.host, hold, outcome, hold.because, now, why))
 
     def _over(self, path: Path, why: str, now: int) -> None:
         outcome, hold, _ = self._told.pop(path)
         if outcome == "applied":
             self._output.send(messages.hold_act(self._output.host, hold, "undone", why, now))
-            self._publish(self._state(hold, None, "it is over", now))
+        self._publish(self._state(hold, None, why, now))
 
     def _tell(self, now: int, frozen: str) -> None:
-        if self._kernel is None:
-            return
-        for holding in self._kernel.read(now):
-            self._publish(self._state(holding.hold, holding, frozen or self._kernel.blind(holding, now), now))
+        refused = self._refused if self._apply else dict.fromkeys(self._wanted, "it is a dry run")
+        if self._kernel is not None:
+            for holding in self._kernel.read(now):
+                if holding.hold.path in refused:
+                    continue
+                why = frozen or self._kernel.blind(holding, now)
+                self._publish(self._state(holding.hold, holding, why, now))
+        for path, why in refused.items():
+            self._publish(self._state(self._wanted[path], None, why, now))
 
     def _state(self, hold: Hold, holding: Holding | None, why_not: str, now: int) -> HoldState:
         return HoldState(
@@ -153,13 +162,14 @@ class HoldActing:
     def take_back(self, why: str) -> None:
         """Hold nothing any more; fq goes with all that is ours (pytools.kernel.leftovers), or stays for a successor."""
         if self._kernel is not None:
-            self._kernel.renew(0)
+            self._kernel.end()
         for path in list(self._told):
             self._over(path, why, time.monotonic_ns())
 
     def facts(self) -> dict[str, object]:
         """How many paths are held, and where that is impossible, for the operator."""
-        if not self._wanted:
+        if not self.needed:
             return {}
+        armed = len(self._wanted) - len(self._refused) if self._kernel is not None else 0
         refused = {str(path): why for path, why in self._refused.items()}
-        return {"holds": len(self._wanted) - len(refused), "holds_refused": refused}
+        return {"holds": armed, "holds_wanted": len(self._wanted), "holds_refused": refused}

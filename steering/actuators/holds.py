@@ -8,6 +8,7 @@ are CLOCK_MONOTONIC nanoseconds; one thread, in the namespace whose interfaces a
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import astuple, dataclass, fields
@@ -85,7 +86,8 @@ class Holds:
                 refused[each.path] = why
             else:
                 found[each.path] = each, place
-        unready = self._made_ready({place.ifindex: each.install for each, place in found.values()})
+        installs = {place.ifindex for each, place in found.values() if each.install}
+        unready = self._made_ready({place.ifindex: place.ifindex in installs for _, place in found.values()})
         refused |= {path: unready[row.ifindex] for path, (_, row) in found.items() if row.ifindex in unready}
         held: dict[Path, tuple[Hold, int, Row]] = {}
         prefixes: dict[Prefix, int] = {}
@@ -154,10 +156,18 @@ class Holds:
     # ---- the lease, and what came of it ----
 
     def renew(self, until_ns: int) -> None:
-        """Let all holds last until this moment; 0: nothing is held."""
+        """Let all holds last until this moment; 0: nothing is held but behind what waits already."""
         numbers = [number for _, number, _ in self._held.values()]
         self._table.holds["limits"]["until_ns"][numbers] = until_ns
-        self._table.settings["held_until_ns"] = until_ns if numbers else 0
+        self._table.settings["held_until_ns"] = max(1, until_ns) if numbers else 0  # 0: not even looked at
+
+    def end(self) -> None:
+        """Hold nothing any more, and wait until what waits has left: it would be lost with an fq of ours."""
+        self.renew(0)
+        numbers = [number for _, number, _ in self._held.values()]
+        last_ns = int(self._table.holds["state"]["last_ns"][numbers].max(initial=0))
+        if self._installed:
+            time.sleep(max(0, last_ns - time.monotonic_ns()) / 1e9)
 
     def blind(self, holding: Holding, now_ns: int) -> str:
         """Why the kernel knows nothing of the queue now; empty when it does."""

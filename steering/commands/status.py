@@ -190,6 +190,7 @@ def lines_of(facts: dict[str, Any]) -> Iterator[str]:
     yield from _weights(facts)
     if "standbys" in facts:
         yield f"fast reroute: {facts['standbys']} paths have a stand-by"
+    yield from _holds(facts)
     for target, why in facts.get("flows_skipped", {}).items():
         yield f"flows of {title(target)} stay as they are: {why}"
     if forgotten := facts.get("flows_forgotten", 0):
@@ -229,6 +230,20 @@ def _rto_min(facts: dict[str, Any]) -> Iterator[str]:
         yield f"no minimum RTO is set: {why}"
 
 
+def _holds(facts: dict[str, Any]) -> Iterator[str]:
+    if "holds_wanted" not in facts:
+        return
+    wanted = facts["holds_wanted"]
+    how = (
+        f"can wait along {facts['holds']} of {wanted} paths"
+        if facts.get("apply")
+        else f"would wait along {wanted} paths"
+    )
+    yield f"holds: packets {how}"
+    for path, why in facts["holds_refused"].items():
+        yield f"packets along {path} are not held: {why}"
+
+
 def _weights(facts: dict[str, Any]) -> Iterator[str]:
     for each in facts["in_force"]:
         wanted = facts.get("wanted", {}).get(each["target"])
@@ -244,6 +259,7 @@ def _weights(facts: dict[str, Any]) -> Iterator[str]:
             ("label_count", "labels"),
             ("bond_count", "ports of bonds"),
             ("standbys", "stand-bys"),
+            ("holds", "holds"),
         )
         kept = [f"{facts[name]} {what}" for name, what in others if facts.get(name)]
         kept += ["the minimum RTO"] if facts.get("rto_min_ms") is not None else []

@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from pytools.signals import Link, Path, PathState, Signal
+from pytools.signals import Link, Path, PathState, Signal, SteeringState
 from steering.deciding import capacity, health, hold_down, memory, transitions
 from steering.deciding.capacity import Estimate
 from steering.deciding.condition_eval import Verdict
@@ -117,6 +117,17 @@ class Engine:
         for path in self.paths.keys() - known:
             del self.paths[path]
         self._alerts = {(path, rule): holds for (path, rule), holds in self._alerts.items() if path in known}
+
+    def probed(self, now: int) -> dict[Path, PathHealth]:
+        """The paths from this host, those outside of managed groups included: of these only the last word counts."""
+        found = dict(self.paths)
+        for path in self.evidence.paths:
+            delay = None if path in found else self.evidence.delay(path)
+            if delay is not None and delay.host == path.source:
+                believed = now - delay.at_ns <= self.policy.safety.baseline_after
+                state: SteeringState = "healthy" if believed else "unmeasured"
+                found[path] = PathHealth(state, delay.at_ns, seen_ns=delay.at_ns)
+        return found
 
     def remember(self, now: int) -> tuple[PathMemory, ...]:
         """What a successor has to know of the paths of managed groups."""

@@ -265,12 +265,16 @@ class Evidence:
         """Every path that anything is known of."""
         return (path for paths in self._places.values() for path in paths)
 
+    def delay(self, path: Path) -> PathDelay | None:
+        """The newest measurement of a path."""
+        return self._delays.one(path)
+
     def facts(self, path: Path) -> Facts:
         """Everything that is known of a path."""
         place, peer = (path.source, path.interface), _peer(path)
         return Facts(
             path=path,
-            delay=self._delays.one(path),
+            delay=self.delay(path),
             liveness=self._liveness.one(peer, path),
             siblings=tuple(each for each in self._liveness.all(peer) if each.path != path),
             tcp=self._tcp.one(path),

@@ -1,0 +1,100 @@
+"""Holds by `swerve steer run` with real agents, where packets cannot wait: what is said of it, and what is left alone.
+
+Where the kernel has fq they do: tests/vm/guest_hold.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+
+import pytest
+import steering_kit as kit
+import support
+from steering_kit import controlled
+
+from pytools import directories
+from pytools.ipc.client import Client
+from pytools.signals import Act, HoldState
+
+POLICY = f"""\
+version: 1
+manage: {{destinations: [10.9.0.0/16]}}
+safety: {{lease: {kit.LEASE_S:g}s, takeover: 0s}}
+rules:
+  - name: short-queues
+    then: {{hold: {{qdisc: QDISC}}}}
+"""
+LAB = {"rails": 1}
+
+
+@pytest.fixture
+def heard(lab) -> Iterator[Client]:
+    """What the agent of the first host publishes of holds."""
+    kit.agents(lab)
+    with Client(directories.agent_socket(lab.hosts[0].netns), frozenset({"act", "hold_state"})) as client:
+        yield client
+
+
+@contextlib.contextmanager
+def controller(lab, tmp_path, qdisc: str, *options: str):
+    file = kit.policy_file(tmp_path, POLICY.replace("QDISC", qdisc))
+    with controlled(kit.Host(lab.hosts[0].netns), file, *options) as running:
+        yield running
+
+
+def told(heard: Client, of: type, seconds: float = 60.0):
+    """The next signal of this kind that the controller publishes."""
+    for each in heard.within(seconds * support.slow_factor()):
+        if isinstance(each, of):
+            return each
+    raise AssertionError(f"no {of.__name__} was heard of")
+
+
+def queue(lab) -> str:
+    [found] = json.loads(kit.Host(lab.hosts[0].netns).ip("-j", "link", "show", "dev", "rail1"))
+    return found["qdisc"]
+
+
+def status(lab) -> dict[str, object]:
+    done = support.run([*support.SWERVE, "steer", "status", "-j", "-n", lab.hosts[0].netns])
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "qdisc", "words"),
+    [
+        (False, "keep", "packets wait in noqueue there, and the policy does not say `qdisc: fq`"),
+        (True, "fq", "packets wait in pfifo there, which somebody chose: put fq there to have them held"),
+        (True, "keep", "packets wait in pfifo there, which somebody chose: put fq there to have them held"),
+    ],
+    ids=["default", "chosen", "chosen-keep"],
+)
+def test_where_packets_cannot_wait_it_says_so_and_changes_nothing(lab, heard, tmp_path, chosen, qdisc, words) -> None:
+    near = lab.hosts[0].netns
+    if chosen:
+        support.run(["tc", "-n", near, "qdisc", "replace", "dev", "rail1", "root", "handle", "5:", "pfifo"])
+    before = queue(lab)
+    with controller(lab, tmp_path, qdisc, "--apply") as running:
+        act, state = told(heard, Act), told(heard, HoldState)
+        assert (act.actuator, act.outcome, act.under) == ("hold", "failed", "short-queues")
+        assert act.because == f"the policy asks for it; failed: {words}"
+        assert (state.armed, state.why_not, state.held_packets) == (False, words, 0)
+        assert act.target == f"hold:{state.path}" and state.path.address == lab.hosts[1].service
+        facts = status(lab)
+        assert (facts["holds"], facts["holds_wanted"], facts["holds_refused"]) == (0, 1, {str(state.path): words})
+        assert queue(lab) == before
+        assert running.end() == 0
+    assert queue(lab) == before
+
+
+def test_a_dry_run_says_what_it_would_hold(lab, heard, tmp_path) -> None:
+    with controller(lab, tmp_path, "fq") as running:
+        act, state = told(heard, Act), told(heard, HoldState)
+        assert (act.actuator, act.outcome, act.what) == ("hold", "dry_run", "hold to h2 by 10.1.1.1 dev rail1")
+        assert act.after == {"threshold_us": 1000, "longest_us": 20_000} and act.before == {}
+        assert (state.armed, state.why_not) == (False, "it is a dry run")
+        facts = status(lab)
+        assert (facts["holds"], facts["holds_wanted"], facts["holds_refused"]) == (0, 1, {})
+        assert running.end() == 0

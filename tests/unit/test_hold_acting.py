@@ -1,0 +1,179 @@
+"""What a controller does about holds, and says of them, with a kernel that is made up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, cast
+
+import msgspec
+import pytest
+import steering_kit as kit
+
+from pytools.errors import SwerveError
+from pytools.signals import Act, HoldState, Path
+from steering.acting import holds as acting
+from steering.acting.holds import HoldActing
+from steering.acting.messages import Output
+from steering.actuators.holds import Holding
+from steering.deciding.engine import Engine
+from steering.plan import Hold
+from steering.policy.file import parse
+
+NOW = 1_000_000_000_000
+TEXT = "version: 1\nmanage: {destinations: [10.9.0.0/16]}\nrules: [{name: short, then: {hold: {qdisc: fq}}}]\n"
+PATH = kit.path(1)
+
+
+@dataclass
+class Kernel:
+    """Stands for `Holds`."""
+
+    held: list[Hold] = field(default_factory=list)
+    refused: dict[Path, str] = field(default_factory=dict)
+    until_ns: int = 0
+    ended: bool = False
+    error: str = ""
+    why_blind: str = ""
+
+    def arm(self, wanted: Any) -> dict[Path, str]:
+        if self.error:
+            raise SwerveError(self.error)
+        self.held = [each for each in wanted if each.path not in self.refused]
+        return dict(self.refused)
+
+    def renew(self, until_ns: int) -> None:
+        self.until_ns = until_ns
+
+    def read(self, _now: int) -> list[Holding]:
+        return [Holding(each, 3, 4500, 6_000_000, 9, 4, 2_000_000, 500_000, NOW) for each in self.held]
+
+    def blind(self, _holding: Holding, _now: int) -> str:
+        return self.why_blind
+
+    def end(self) -> None:
+        self.held, self.until_ns, self.ended = [], 0, True
+
+
+class World:
+    """A controller's holds, over a path that no group has."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, apply: bool = True) -> None:
+        self.kernel, self.acts, self.states = Kernel(), list[Act](), list[HoldState]()
+        monkeypatch.setattr(acting, "Holds", lambda *_: self.kernel)
+        self.engine, policy = Engine(parse(TEXT)), parse(TEXT)
+        output = Output("h1", lambda _: None, self.acts.append)
+        publish = cast(Any, self.states.append)
+        self.holds = HoldActing(policy, apply, self.engine, cast(Any, None), output, publish)
+        self.flows: Any = SimpleNamespace(table=object(), paths=SimpleNamespace(lent=True))
+        self.now = NOW
+
+    def measure(self) -> None:
+        self.engine.take(kit.measured(PATH, self.now), self.now)
+
+    def turn(self, frozen: str = "", after_ns: int = kit.SECOND // 2) -> None:
+        self.now += after_ns
+        self.holds.turn(self.now, self.flows, 0, frozen)
+
+    def outcomes(self) -> list[tuple[str, str]]:
+        return [(act.outcome, act.because) for act in self.acts]
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    made = World(monkeypatch)
+    made.measure()
+    return made
+
+
+def test_a_path_that_no_group_has_is_held_and_told_once(world: World) -> None:
+    for _ in range(3):
+        world.turn()
+        world.measure()
+        assert world.kernel.until_ns == world.now + kit.SECOND
+    [act] = world.acts
+    assert (act.actuator, act.outcome, act.target, act.under) == ("hold", "applied", f"hold:{PATH}", "short")
+    assert len(world.states) == 3
+    last = world.states[-1]
+    assert (last.armed, last.why_not, last.queueing_ns, last.rate_bytes_per_s) == (True, "", 2_000_000, 500_000)
+    assert (last.held_packets, last.held_bytes, last.waited_ns) == (3, 4500, 6_000_000)
+    assert (last.samples, last.samples_above) == (9, 4)
+    assert world.holds.facts() == {"holds": 1, "holds_wanted": 1, "holds_refused": {}}
+
+
+def test_why_a_path_is_not_held_is_told_each_time_it_changes(world: World) -> None:
+    world.kernel.refused = {PATH: "packets wait in noqueue"}
+    world.turn()
+    world.kernel.refused, world.kernel.error = {}, "no such program"
+    world.turn()
+    world.kernel.error = ""
+    world.turn()
+    because = "the policy asks for it"
+    assert world.outcomes() == [
+        ("failed", f"{because}; failed: packets wait in noqueue"),
+        ("failed", f"{because}; failed: no such program"),
+        ("applied", because),
+    ]
+    assert [(each.armed, each.why_not) for each in world.states] == [
+        (False, "packets wait in noqueue"),
+        (False, "no such program"),
+        (True, ""),
+    ]
+
+
+def test_an_agent_that_restarts_is_no_failed_act(world: World) -> None:
+    world.turn()
+    world.flows.paths.lent, world.kernel.refused = False, {PATH: "the agent has lent no maps"}
+    world.turn()
+    assert [(each.armed, each.why_not) for each in world.states[1:]] == [(False, "the agent has lent no maps")]
+    world.flows.paths.lent, world.kernel.refused = True, {}
+    world.turn()
+    assert [act.outcome for act in world.acts] == ["applied"]
+
+
+def test_frozen_nothing_is_held_and_nothing_armed(world: World) -> None:
+    world.turn("nothing is changed while frozen")
+    assert world.kernel.held == [] and world.kernel.until_ns == 0 and world.acts == []
+    world.turn()
+    world.turn("there is no live guardian")
+    assert world.kernel.until_ns == 0
+    assert (world.states[-1].armed, world.states[-1].why_not) == (True, "there is no live guardian")
+
+
+def test_while_the_kernel_knows_nothing_of_the_queue_the_state_says_why(world: World) -> None:
+    world.kernel.why_blind = "the clocks"
+    world.turn()
+    assert (world.states[-1].armed, world.states[-1].why_not) == (True, "the clocks")
+
+
+def test_it_ends_with_what_is_measured_and_with_the_controller(world: World) -> None:
+    world.turn()
+    world.turn(after_ns=world.engine.policy.safety.baseline_after)
+    assert world.outcomes()[-1] == ("undone", "the path is not measured any more")
+    assert (world.states[-1].armed, world.states[-1].why_not) == (False, "the path is not measured any more")
+    assert world.kernel.held == []
+    world.measure()
+    world.turn()
+    world.holds.take_back("the controller was stopped")
+    assert world.outcomes()[2:] == [("applied", "the policy asks for it"), ("undone", "the controller was stopped")]
+    assert world.kernel.ended and not world.states[-1].armed
+
+
+def test_a_dry_run_says_what_it_would_hold_and_touches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, apply=False)
+    world.measure()
+    world.turn()
+    world.turn()
+    assert [act.outcome for act in world.acts] == ["dry_run"]
+    assert world.kernel == Kernel()
+    assert {(each.armed, each.why_not) for each in world.states} == {(False, "it is a dry run")}
+    assert world.holds.facts() == {"holds": 0, "holds_wanted": 1, "holds_refused": {}}
+    world.holds.take_back("the controller was stopped")
+    assert len(world.acts) == 1
+
+
+def test_only_paths_from_this_host_are_held(world: World) -> None:
+    other = Path("h2", "h1", "10.9.0.1", "10.1.1.2", "rail1")
+    world.engine.take(msgspec.structs.replace(kit.measured(other, NOW), host="h1"), NOW)
+    world.turn()
+    assert [each.path for each in world.kernel.held] == [PATH]
