@@ -7,6 +7,7 @@ here it is said to be there.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import socket
 import struct
@@ -105,7 +106,7 @@ def packet(version: int = 4, payload: bytes = bytes(500), remote: str = "", flag
 @pytest.mark.guest
 @versions
 def test_packets_wait_while_the_queue_is_long(world: World, version: int) -> None:
-    assert world.holds.arm([world.hold(version)]) == {}
+    assert world.holds.arm([world.hold(version, limits=dataclasses.replace(LIMITS, floor=125_000_000))]) == {}
     world.holds.renew(kit.soon())
     world.sample(MS // 2, version)
     assert world.run(packet(version)).leaves_ns == 0
