@@ -93,7 +93,7 @@ def test_a_dry_run_says_what_it_would_hold(lab, heard, tmp_path) -> None:
     with controller(lab, tmp_path, "fq") as running:
         act, state = told(heard, Act), told(heard, HoldState)
         assert (act.actuator, act.outcome, act.what) == ("hold", "dry_run", "hold to h2 by 10.1.1.1 dev rail1")
-        assert act.after == {"threshold_us": 1000, "longest_us": 20_000} and act.before == {}
+        assert act.after == {"threshold_us": 1000, "longest_us": 50_000} and act.before == {}
         assert (state.armed, state.why_not) == (False, "it is a dry run")
         facts = status(lab)
         assert (facts["holds"], facts["holds_wanted"], facts["holds_refused"]) == (0, 1, {})

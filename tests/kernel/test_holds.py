@@ -103,7 +103,7 @@ def packet(version: int = 4, payload: bytes = bytes(500), remote: str = "", flag
     return build(tcp(payload, flags), NEAR[version], remote or FAR[version], protocol=p.TCP)
 
 
-@pytest.mark.guest
+@pytest.mark.guest(every=2)
 @versions
 def test_packets_wait_while_the_queue_is_long(world: World, version: int) -> None:
     assert world.holds.arm([world.hold(version, limits=dataclasses.replace(LIMITS, floor=125_000_000))]) == {}

@@ -14,7 +14,7 @@ import pytest
 import rdma_kit
 import support
 
-pytestmark = [pytest.mark.guest(only=True), pytest.mark.deadline(240)]
+pytestmark = [pytest.mark.guest(only=True, every=5), pytest.mark.deadline(240)]
 
 SECONDS = 2  # at least
 SOURCES = support.ROOT / "examples/nccl-net"

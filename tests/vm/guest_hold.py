@@ -38,7 +38,7 @@ from steering.actuators.flow_table import FlowTable
 from steering.actuators.holds import Holds
 from steering.plan import Hold, HoldLimits
 
-pytestmark = [pytest.mark.guest, pytest.mark.deadline(240)]
+pytestmark = [pytest.mark.guest(thorough=True), pytest.mark.deadline(240)]
 
 RATE, QUEUE_BYTES = "8mbit", 200_000  # 200 ms
 SHORT = QUEUE_BYTES // 4
