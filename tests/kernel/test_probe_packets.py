@@ -286,6 +286,20 @@ def test_what_a_probe_waited_is_noted(
         assert 0 < record["queue_sent_ns"][0] <= time.monotonic_ns()
 
 
+@pytest.mark.guest
+def test_a_queue_is_no_longer_than_the_round_trip_shows(probes: TestRun) -> None:
+    reply = probes.remember_probe()
+    probes.program.set_session(0, 0, PEERS[0], SENDER_PORT, shared=False)
+    record = probes.program.paths[0:1]
+    base = {"base_ns": -30 * MS, "base_drift": 0, "base_at_ns": 3 * SECOND_NS, "base_round_trip_ns": -25 * MS}
+    for name, value in (
+        base | {"base_slack_ns": 10 * MS, "base_until_ns": time.monotonic_ns() + 60 * SECOND_NS}
+    ).items():
+        record[name] = value
+    probes.run(IN, p.ipv4(p.udp(reply, p.PORT, SENDER_PORT)))
+    assert 15 * MS <= record["queue_ns"][0] < 20 * MS, "25 ms and what the probe was away, less the slack"
+
+
 @pytest.mark.parametrize("mark", [MARK_PLAIN, MARK_PLAIN + 1])
 def test_what_was_pinned_and_is_not_stamped_leaves_without_our_mark(probes: TestRun, mark: int) -> None:
     done = probes.marked(OUT, p.ipv4(p.udp(size_request(200, 1, 0, short_reply=True), p.PORT, SENDER_PORT)), mark)

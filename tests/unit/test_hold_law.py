@@ -57,9 +57,36 @@ PACKET = st.integers(40, 1 << 19)
 STEPS = st.lists(st.tuples(st.integers(0, 3_000_000_000) | st.integers(0, 5_000_000), SAMPLE | PACKET), max_size=60)
 
 
+# A hold at work: its lease goes on, and samples follow each other within milliseconds.
+WORKING = st.builds(
+    law.Limits,
+    until_ns=st.just(1000 * SECOND),
+    threshold_ns=st.integers(1, 5_000_000),
+    longest_ns=st.integers(1_000_000, 50_000_000),
+    fresh_ns=st.integers(5_000_000, SECOND),
+    floor=st.integers(0, 10_000_000),
+    gain=st.integers(0, 512),
+)
+SOON = st.integers(0, 2_000_000)
+WORK = st.lists(
+    st.tuples(SOON, st.tuples(SOON, st.integers(0, 20_000_000)) | st.integers(40, 65_536)), min_size=20, max_size=60
+)
+
+
 @settings(max_examples=300)
 @given(st.lists(st.tuples(LIMITS, STEPS), min_size=1, max_size=3))
 def test_the_header_and_its_repetition_agree_after_every_step(parts: list[tuple[law.Limits, Any]]) -> None:
+    compare(parts)
+
+
+@settings(max_examples=300)
+@given(st.tuples(WORKING, WORK))
+def test_they_agree_while_a_hold_is_at_work(part: tuple[law.Limits, Any]) -> None:
+    compare([part])
+
+
+def compare(parts: list[tuple[law.Limits, Any]]) -> None:
+    """Have both take these steps, and look at all that they say and know."""
     library, state, mirror, now = compiled(), law.State(), CState(), START
     for limits, steps in parts:
         native = CLimits(*astuple(limits))

@@ -8,9 +8,11 @@ from hypothesis import strategies as st
 
 from pytools.signals import Path
 from pytools.units import SECOND
+from steering.deciding.condition_eval import Verdict
 from steering.deciding.health import PathHealth
 from steering.deciding.holds import holds, needed
 from steering.deciding.overrides import Override, Overrides
+from steering.deciding.rule_eval import Reading
 from steering.plan import Group, Hold, HoldLimits, Member, weights_of
 from steering.policy.explanation import explain
 from steering.policy.file import parse
@@ -68,6 +70,13 @@ def test_without_such_a_rule_nothing_is_held() -> None:
 def test_a_path_is_held_in_every_state_but_unmeasured(state: str) -> None:
     found = holds(parse(PLAIN), {path(1): PathHealth(state, NOW, seen_ns=NOW)}, [])  # type: ignore[arg-type]
     assert len(found) == (state != "unmeasured")
+
+
+def test_a_path_along_which_nothing_passes_is_not_held() -> None:
+    for failure in (True, False):
+        reading = Reading(Verdict.BAD, "silent", failure=failure)
+        found = holds(parse(PLAIN), {path(1): PathHealth("suspect", NOW, (reading,), seen_ns=NOW)}, [])
+        assert len(found) == (not failure)
 
 
 def test_a_target_that_the_operator_holds_is_left_alone() -> None:
