@@ -31,11 +31,6 @@ class CgroupLink(Closing):
 def root() -> Path:
     """Where the version 2 hierarchy of control groups is mounted.
 
-    Parameters
-    ----------
-    mounts : str
-        What /proc/self/mounts says; read from there unless given.
-
     Raises
     ------
     CapabilityError

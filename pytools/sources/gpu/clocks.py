@@ -187,7 +187,7 @@ class GpuClocks:
         fit = timer.fit
         if fit is None:
             return
-        line = offset(fit).aged(now_ns)
+        line = offset(fit)
         self._publish(
             GpuClock(
                 host=self._host,
@@ -201,9 +201,9 @@ class GpuClocks:
                 sigma_ns=fit.sigma_ns,
                 drift_sigma_ppb=fit.drift_sigma_ppb,
                 bound_ns=fit.bound_ns,
-                hard_bound_ns=offset(fit).hard_bound_ns,
+                hard_bound_ns=line.hard_bound_ns,
                 wander_ppb_per_s=fit.wander_ppb_per_s,
-                state=line.state,
+                state=line.aged(now_ns).state,
                 round_trip_min_ns=fit.round_trip_min_ns,
                 pings=2 * fit.kept,
                 stepped=timer.stepped,

@@ -145,8 +145,9 @@ class Cpu:
                 while group is not None and group not in ("", "/"):
                     folder = root / group.lstrip("/")
                     if folder not in looked:
-                        looked[folder] = self._quotas.get(folder) or _quota(folder, group, version)
-                    if (found := looked[folder]) is not None and _quota(folder, group, version) is not None:
+                        now = _quota(folder, group, version)
+                        looked[folder] = now and self._quotas.get(folder, now)
+                    if (found := looked[folder]) is not None:
                         quotas[folder] = found
                         chain.append(found)
                     group = group.rpartition("/")[0]

@@ -182,7 +182,7 @@ class JobSource(Source):
             source=members[0].place.source,
             uid=members[0].uid,
             size=members[0].place.size,
-            ranks=[self._rank(found, used.get(rank, []), everyone, now_ns) for rank, found in by_rank.items()],
+            ranks=[self._rank(found, used.get(rank, []), gpu_of.get(rank), now_ns) for rank, found in by_rank.items()],
             window_ns=window_ns,
             paths=_summed(sums),
             ras=answer.state,
@@ -192,16 +192,15 @@ class JobSource(Source):
             why=self._verdicts.of(key, members, sums, gpu_of, window_ns, now_ns),
         )
 
-    def _rank(self, found: list[Member], own: list[Sum], everyone: dict[int, Rank], now_ns: int) -> JobRank:
+    def _rank(self, found: list[Member], own: list[Sum], gpu: int | None, now_ns: int) -> JobRank:
         first = found[0]
-        nvml = everyone[first.place.rank].nvml_dev if first.place.rank in everyone else -1
         return JobRank(
             rank=first.place.rank,
             owner=first.owner,
             processes=len(found),
             local_rank=first.place.local_rank,
             gpus=first.place.gpus,
-            gpu=nvml if nvml >= 0 else None,
+            gpu=gpu,
             pod=self._pods.name(pod(first.owner.cgroup), first.owner.container, now_ns),
             connections=sum([each.connections for each in own]),
             queue_pairs=sum([each.queue_pairs for each in own]),
