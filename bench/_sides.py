@@ -41,12 +41,13 @@ SIGNALS = {
     "loss": "{signal: loss, above: 0.5, clear_below: 0.01}",
     "overtaken": "{signal: queueing_delay, quantile: last, above: 20ms, clear_below: 5ms}",
 }
+LEAVES_DEAD: Final = "leave-dead-rail"
 _POLICY = """\
 version: 1
 manage: {{destinations: [10.9.0.0/16]{manage}}}
 safety: {{lease: 3s, max_drained_share: 0.5}}
 rules:
-  - name: leave-dead-rail
+  - name: {dead}
     when: {condition}
     then: {{shift: {{share: 0}}}}
     return: {{dwell: 500ms, retry_after: 1s, steps: [1.0], step: 100ms}}
@@ -71,7 +72,7 @@ class Side:
 
 def policy_for(signal: str, manage: str = "", more: str = "") -> str:
     """A policy that leaves rails by a signal; `manage` is added to what it manages, `more` to its rules."""
-    return _POLICY.format(condition=SIGNALS[signal], manage=manage, more=more)
+    return _POLICY.format(dead=LEAVES_DEAD, condition=SIGNALS[signal], manage=manage, more=more)
 
 
 @contextlib.contextmanager

@@ -8,6 +8,9 @@ silent_rail          swerve with a minimum RTO on the managed routes; its peer i
 silent_rail_200ms    swerve with the kernel's own minimum
 controller_killed    SIGKILL for both controllers while the rail is dead, steps from then on
 healthy              the median step while all is well
+congested_rail       rail 1 falls to a tenth of its rate: the median step from 300 ms afterwards on, over that of a job
+                     that has one rail alone; how often a controller called the rail dead, and how often
+                     the kernel took it for silent while its queue grew, and moved packets for a moment
 spread               the median step of jobs that began under a policy with `then: spread`, once they were even, beside
                      that of the same jobs before; when the last of their pins was placed, after the first step; how
                      many there were of one host, at most; how many came in the seconds after that
@@ -30,9 +33,10 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from _common import emit, gpus, median, note, wait_until
-from _sides import Side, swerve
+from _sides import LEAVES_DEAD, Side, swerve
 from pyroute2 import IPRoute
 
+from pytools.errors import SwerveError
 from pytools.kernel.netns import inside
 from pytools.lab import Host, Lab
 from pytools.signals import Act
@@ -41,11 +45,18 @@ MS = 1_000_000
 SIZE_BYTES = 32 << 20
 RATE, QUEUE_BYTES, WRITE_BYTES = "5gbit", 8_000_000, "4096 16384 524288"
 OUTAGE_S, AFTER_S, QUIET_S, FIRST_S = 4.0, 3.0, 2.0, 120.0
-SETTLED_S, WATCHED_S, BEFORE_S = 6.0, 20.0, 1.0  # of a job that is spread: its pins are there, none may follow
+SETTLED_S, BEFORE_S = 6.0, 1.0  # of a job that is spread: its pins are there, none may follow
 SPREAD = """\
   - name: even
     scope: {flows: {protocol: tcp}}
     then: {spread: {}}
+"""
+CONGESTED_RATE, MOVED_S, FLOOR_S = "500mbit", 0.3, 2.0
+CONGESTED = """\
+  - name: leave-congested-rail
+    when: {signal: queueing_delay, quantile: last, above: 20ms, samples: 3, clear_below: 5ms}
+    then: {shift: {share: 0}}
+    return: {dwell: 5s, retry_after: 1s, steps: [1.0], step: 100ms}
 """
 GOING = 20  # steps
 RANKS = 2
@@ -82,6 +93,15 @@ class Job:
         """Wait until it makes steps again."""
         now_ns = time.monotonic_ns()
         wait_until(lambda: len(self.steps(now_ns)) > GOING, "the job goes on", FIRST_S)
+
+    def median_ms(self, after_s: float, for_s: float) -> float:
+        """The median of the steps that begin and end in the `for_s` seconds from `after_s` seconds from now on."""
+        began_ns = time.monotonic_ns() + round(after_s * 1e9)
+        time.sleep(after_s + for_s)
+        lasted = [each for end_ns, each in self.steps(began_ns) if end_ns - each >= began_ns]
+        if not lasted:
+            raise SwerveError(f"the job made no step in {for_s:g} s", "is a rail without routes?")
+        return median([each / MS for each in lasted])
 
     def longest_ms(self, since_ns: int, until_ns: int) -> float:
         """The longest step that lasts in this time; one that has not ended counts as it is."""
@@ -182,6 +202,34 @@ def kill(side: Side, job: Job) -> float:
     return longest
 
 
+def congested(options: argparse.Namespace) -> tuple[list[float], int, int]:
+    """Median steps on a congested rail over that on one rail, of each trial; dead rails and fast reroutes in all."""
+    found: list[float] = []
+    dead = rerouted = 0
+    manage = f", rto_min: {options.rto_min}"
+    with running(options.torch) as (lab, job), swerve(lab, "silence", 5, manage, CONGESTED) as side:
+        wait_until(side.whole, "all paths are healthy", FIRST_S)
+        lab.cut(1)
+        floor_ms = job.median_ms(MOVED_S, FLOOR_S)
+        side.heal(1)
+        note(f"median step on one rail {floor_ms:.1f} ms")
+        for _ in range(options.congested):
+            wait_until(side.whole, "all is well before the trial", FIRST_S)
+            time.sleep(QUIET_S)
+            began_ns = time.monotonic_ns()
+            lab.congest(1, CONGESTED_RATE)
+            found.append(job.median_ms(MOVED_S, OUTAGE_S) / floor_ms)
+            by_death = [
+                each for each in side.changes(began_ns) if each.under == LEAVES_DEAD and each.outcome == "applied"
+            ]
+            rerouted += sum(each.actuator == "reroute" for each in by_death)
+            dead += sum(each.actuator != "reroute" for each in by_death)
+            note(f"median step on a congested rail {found[-1]:.3f} of that")
+            side.explain(began_ns)
+            side.heal(1)
+    return found, dead, rerouted
+
+
 class Spread(NamedTuple):
     """What became of one job whose connections were spread."""
 
@@ -202,7 +250,7 @@ def spread(options: argparse.Namespace) -> list[Spread]:
             with working(lab, options.torch) as job:
                 time.sleep(SETTLED_S)
                 settled_ns = time.monotonic_ns()
-                time.sleep(WATCHED_S)
+                time.sleep(options.watched)
                 steps = job.steps(began_ns)
                 pins = [each for each in side.changes(began_ns) if each.actuator == "pin" and each.outcome == "applied"]
                 side.explain(began_ns)
@@ -242,7 +290,7 @@ def report_spread(jobs: list[Spread]) -> None:
         peer_value=median(before),
         n=len(jobs),
     )
-    emit("jobs", "step_spread_over_best", max(after) / min(after), "ratio", "lower", case="spread", n=len(jobs))
+    emit("jobs", "step_ratio", max(after) / min(after), "ratio", "lower", case="spread", n=len(jobs))
     emit("jobs", "even_after", max(even_s), "s", "lower", case="spread", n=len(jobs))
     emit("jobs", "moves", max(moves), "flows", "lower", case="spread", n=len(jobs))
     emit("jobs", "late_moves", sum(late), "flows", "lower", case="spread", n=len(jobs))
@@ -255,6 +303,11 @@ def main() -> None:
         return
     if options.jobs:
         report_spread(spread(options))
+    if options.congested:
+        over, dead, rerouted = congested(options)
+        emit("jobs", "step_ratio", median(over), "ratio", "lower", case="congested_rail", n=len(over))
+        emit("jobs", "called_dead", dead, "acts", "lower", case="congested_rail", n=len(over))
+        emit("jobs", "rerouted", rerouted, "acts", "lower", case="congested_rail", n=len(over))
     if not options.trials:
         return
     nobody = []
@@ -289,6 +342,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--alone", type=int, default=3, help="outages while nobody acts (3)")
     parser.add_argument("--kills", type=int, default=3, help="outages in which the controllers are killed (3)")
     parser.add_argument("--jobs", type=int, default=5, help="jobs whose connections are spread (5)")
+    parser.add_argument("--watched", type=float, default=20.0, help="seconds that each of them is watched then (20)")
+    parser.add_argument("--congested", type=int, default=20, help="times that a rail is congested (20)")
     return parser.parse_args()
 
 
