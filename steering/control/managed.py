@@ -64,7 +64,7 @@ class Managed:
         fresh = [
             f"{name} is not managed: {why}"
             for name, why in found.refused.items()
-            if before.refused.get(name) != why and not self._by_ports(name, why)
+            if before.refused.get(name) != why and not self._by_ports(name, why) and not self._holds_alone
         ]
         yield from _some(fresh, "prefixes are not managed")
 
@@ -75,8 +75,16 @@ class Managed:
             "prefixes": sum(len(group.destinations) for group in groups.values()),
             "shown": [_target(group) for group in list(groups.values())[:_TARGETS]],
             "by_ports": sum(self._by_ports(*each) for each in self._found.refused.items()) if self._found else 0,
+            "holds_alone": self._holds_alone,
             "not_managed": self._left_out,
         }
+
+    @property
+    def _holds_alone(self) -> bool:
+        """Whether nothing but holds is wanted, which need no target."""
+        policy = self._policy
+        kinds = {rule.then.kind for rule in policy.rules}
+        return "hold" in kinds and kinds <= {"hold", "alert"} and not (policy.ports or policy.labels or policy.bonds)
 
     def _by_ports(self, name: str, why: str) -> bool:
         """Whether local ports of new connections, or labels of live ones, are all that a prefix offers to choose."""
@@ -87,12 +95,12 @@ class Managed:
         """What is not managed, by reason."""
         why: dict[str, list[str]] = {}
         for name, reason in found.refused.items():
-            if not self._by_ports(name, reason):
+            if not self._by_ports(name, reason) and not self._holds_alone:
                 why.setdefault(reason, []).append(name)
         manage = self._policy.manage
         there = [each for group in found.groups.values() for each in group.destinations]
         there += [name.partition(" ")[0] for name in found.refused]
-        for prefix in _apart(manage.destinations, there):
+        for prefix in () if self._holds_alone else _apart(manage.destinations, there):
             why.setdefault(_NO_ROUTE, []).append(prefix)
         present = {name for _, name in socket.if_nameindex()}
         named = dict.fromkeys((*manage.vrfs, *(each.dev for each in manage.alternatives)))
@@ -157,6 +165,8 @@ def lines(facts: Mapping[str, Any], *, started: bool = False) -> Iterator[str]:
     """The same for people; at the start nothing can have been measured yet."""
     if facts["targets"]:
         yield f"managed: {_count(facts['targets'], 'target')} with {_count(facts['prefixes'], 'prefix', 'prefixes')}"
+    elif facts.get("holds_alone"):
+        yield "no target is needed: the rules only hold packets"
     elif not facts.get("by_ports"):
         yield "nothing is managed: no rule can move anything"
     if count := facts.get("by_ports"):

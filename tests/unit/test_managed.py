@@ -65,6 +65,20 @@ def test_each_reason_comes_with_what_to_do(reason, remedy):
     assert line.startswith(f"not managed: 10.9.1.0/24: {reason}; ") and remedy in line
 
 
+@pytest.mark.parametrize("more", ["", "ports: {}\n"])
+def test_a_policy_that_only_holds_misses_no_target(more: str) -> None:
+    rules = "rules: [{name: short, then: {hold: {}}}]\n"
+    policy = "version: 1\nmanage: {destinations: [10.9.0.0/16], vrfs: [nowhere]}\n" + rules + more
+    one_hop = {"10.9.1.0/24": "it has one hop: there is nothing to choose"}
+    (lines, later), _ = said(policy, found(), found(refused=one_hop))
+    if more:
+        assert lines[0].startswith("nothing is managed") and "no route over a gateway" in lines[1]
+    else:
+        assert lines[0] == "no target is needed: the rules only hold packets"
+        assert [line.partition(";")[0] for line in lines[1:]] == ["not managed: nowhere: there is no such interface"]
+    assert later == []
+
+
 def test_what_has_no_route_is_named():
     [lines], _ = said(POLICY, found())
     assert lines[1].startswith("not managed: 10.9.0.0/16: no route over a gateway leads to it; see `ip route get`")
