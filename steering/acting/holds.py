@@ -61,6 +61,7 @@ class HoldActing:
         self._refused: dict[Path, str] = {}
         self._told: dict[Path, tuple[messages.Outcome, Hold, str]] = {}
         self._plan_ns = self._tell_ns = self._changes = 0
+        self._armed = True  # as was last wanted; else nothing is to be held
 
     @property
     def needed(self) -> bool:
@@ -84,7 +85,7 @@ class HoldActing:
         if self._kernel is None and flows.table is not None and self._apply:
             self._kernel = Holds(flows.table, flows.paths, self._netlink)
         if self._kernel is not None:
-            self._kernel.renew(0 if frozen else now + _LEASE_NS)
+            self._renew(now, frozen)
         if (now >= self._plan_ns or changes != self._changes) and not frozen:
             self._plan_ns, self._changes = now + _PLAN_EVERY_NS, changes
             engine = self._engine
@@ -98,13 +99,19 @@ class HoldActing:
         if self._kernel is not None:
             try:
                 self._refused = self._kernel.arm(self._wanted.values())
+                self._armed = True
             except SwerveError as error:
                 self._refused = dict.fromkeys(self._wanted, str(error))
-            self._kernel.renew(now + _LEASE_NS)
+                self._armed = False
+            self._renew(now)
         for path in self._told.keys() - self._wanted.keys():
             self._over(path, self._why_over(path, now), now)
         if not self._apply or (self._kernel is not None and flows.paths.lent):  # an agent that restarts is no failure
             self._say(now)
+
+    def _renew(self, now: int, frozen: str = "") -> None:
+        assert self._kernel is not None
+        self._kernel.renew(now + _LEASE_NS if self._armed and not frozen else 0)
 
     def _why_over(self, path: Path, now: int) -> str:
         known = self._engine.probed(now).get(path)
@@ -163,6 +170,7 @@ class HoldActing:
         """Hold nothing any more; fq goes with all that is ours (pytools.kernel.leftovers), or stays for a successor."""
         if self._kernel is not None:
             self._kernel.end()
+            self._kernel.close()
         for path in list(self._told):
             self._over(path, why, time.monotonic_ns())
 

@@ -14,8 +14,10 @@ from collections.abc import Iterable
 from dataclasses import astuple, dataclass, fields
 from typing import Any, Final
 
+from pytools.closing import Closing
 from pytools.errors import SwerveError
 from pytools.kernel.netlink import qdiscs
+from pytools.kernel.netlink.monitor import Group, Monitor
 from pytools.kernel.netlink.routing import Netlink
 from pytools.signals import Path
 from steering.actuators.agent_paths import AgentPaths, Prefix, PrefixTable, Row, prefix_key
@@ -42,7 +44,7 @@ class Holding:
     last_ns: int  # when a packet was held last; 0: none was
 
 
-class Holds:
+class Holds(Closing):
     """The holds of one namespace.
 
     Parameters
@@ -61,6 +63,11 @@ class Holds:
         self._free = deque(range(len(table.holds)))  # the row that was used last comes last
         self._prefixes = PrefixTable(table.hold_prefixes)
         self._installed: set[int] = set()
+        self._watch = Monitor((Group.LINK, Group.TC))
+        self._queues: dict[int, tuple[qdiscs.Queue, str]] = {}  # of interfaces, until the kernel tells of a change
+
+    def close(self) -> None:
+        self._watch.close()
 
     # ---- arming ----
 
@@ -126,13 +133,17 @@ class Holds:
         if surplus:
             qdiscs.remove(self._netlink, surplus)
             self._installed -= surplus
-        found = qdiscs.queues(self._netlink, set(interfaces)) if interfaces else {}
-        for index, (queue, kind) in found.items():
+        if list(self._watch.messages()):
+            self._queues.clear()
+        if unread := interfaces.keys() - self._queues.keys():
+            self._queues |= qdiscs.queues(self._netlink, set(unread))
+        for index, may_install in interfaces.items():
+            queue, kind = self._queues[index]
             if queue == "ours":
                 self._installed.add(index)
             elif queue == "other":
                 refused[index] = f"packets wait in {kind} there, which somebody chose: put fq there to have them held"
-            elif queue == "default" and not interfaces[index]:
+            elif queue == "default" and not may_install:
                 refused[index] = f"packets wait in {kind} there, and the policy does not say `qdisc: fq`"
             elif queue == "default":
                 try:

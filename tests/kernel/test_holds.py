@@ -43,7 +43,12 @@ class World:
     paths: mapped.MappedArray
     index: int
     runs: PacketRuns
+    netns: str
     sent_ns: int = 0
+
+    def change(self, to: str) -> None:
+        """Let the kernel announce another queue discipline of the interface."""
+        support.run(["tc", "-n", self.netns, "qdisc", "replace", "dev", "v0", "root", to])
 
     def path(self, version: int = 4) -> Path:
         return Path("near", "far", FAR[version], "10.1.1.1" if version == 4 else "fd00:1::1", "v0")
@@ -82,8 +87,8 @@ def world(make_namespace: Callable[[], str], monkeypatch: pytest.MonkeyPatch) ->
         settings = stack.enter_context(mapped.create("probe_settings", table.settings_record, 1))
         lender = AgentPaths(table)
         stack.callback(lender.take_back)
-        holds = Holds(table, lender, netlink)
-        made = World(holds, paths, index, PacketRuns())
+        holds = stack.enter_context(Holds(table, lender, netlink))
+        made = World(holds, paths, index, PacketRuns(), netns)
         for version in (4, 6):
             record, path = made.record(version), made.path(version)
             for field, address in (("remote", path.address), ("gateway", path.gateway)):
@@ -219,11 +224,34 @@ def test_what_cannot_be_held_is_said(world: World, monkeypatch: pytest.MonkeyPat
     for queue, install, words in (("other", True, "somebody chose"), ("default", False, "does not say")):
         found = queue, "htb"
         monkeypatch.setattr(qdiscs, "queues", lambda _netlink, indexes, found=found: dict.fromkeys(indexes, found))
+        world.change("pfifo" if install else "bfifo")
         (why,) = world.holds.arm([Hold(wanted.path, wanted.prefixes, LIMITS, "r", install)]).values()
         assert words in why
     assert world.holds.read(time.monotonic_ns()) == []
     world.holds._paths.take_back()
     assert world.holds.arm([wanted]) == {wanted.path: "the agent has lent no maps"}
+
+
+def test_queues_are_read_when_the_kernel_tells_of_a_change(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    found, read = ("fq", "fq"), list[set[int]]()
+
+    def queues(_netlink: Netlink, indexes: set[int]) -> dict[int, tuple[str, str]]:
+        read.append(indexes)
+        return dict.fromkeys(indexes, found)
+
+    monkeypatch.setattr(qdiscs, "queues", queues)
+    for _ in range(3):
+        assert world.holds.arm([world.hold()]) == {}
+    hooked = len(read)
+    assert hooked <= 2, "once at first, and once when its own hook was told of"
+    found = "other", "pfifo"
+    assert world.holds.arm([world.hold()]) == {}
+    assert len(read) == hooked
+    world.change("pfifo")
+    assert "somebody chose" in world.holds.arm([world.hold()])[world.path()]
+    assert read[hooked:] == [{world.index}]
+    assert world.holds.arm(()) == {}
+    assert len(read) == hooked + 1
 
 
 def test_a_hold_that_stays_goes_on_and_one_that_comes_back_begins_anew(world: World) -> None:

@@ -33,6 +33,7 @@ class Kernel:
     refused: dict[Path, str] = field(default_factory=dict)
     until_ns: int = 0
     ended: bool = False
+    closed: bool = False
     error: str = ""
     why_blind: str = ""
 
@@ -50,6 +51,9 @@ class Kernel:
 
     def blind(self, _holding: Holding, _now: int) -> str:
         return self.why_blind
+
+    def close(self) -> None:
+        self.closed = True
 
     def end(self) -> None:
         self.held, self.until_ns, self.ended = [], 0, True
@@ -121,6 +125,20 @@ def test_why_a_path_is_not_held_is_told_each_time_it_changes(world: World) -> No
     ]
 
 
+def test_what_was_armed_is_not_renewed_when_the_kernel_refuses(world: World) -> None:
+    world.turn()
+    assert world.kernel.until_ns > world.now
+    world.kernel.error = "no such program"
+    for _ in range(2):
+        world.turn()
+        assert world.kernel.until_ns == 0
+        world.turn(after_ns=kit.SECOND // 1000)  # before anything is planned again
+        assert world.kernel.until_ns == 0
+    world.kernel.error = ""
+    world.turn()
+    assert world.kernel.until_ns == world.now + kit.SECOND
+
+
 def test_an_agent_that_restarts_is_no_failed_act(world: World) -> None:
     world.turn()
     world.flows.paths.lent, world.kernel.refused = False, {PATH: "the agent has lent no maps"}
@@ -156,7 +174,7 @@ def test_it_ends_with_what_is_measured_and_with_the_controller(world: World) -> 
     world.turn()
     world.holds.take_back("the controller was stopped")
     assert world.outcomes()[2:] == [("applied", "the policy asks for it"), ("undone", "the controller was stopped")]
-    assert world.kernel.ended and not world.states[-1].armed
+    assert world.kernel.ended and world.kernel.closed and not world.states[-1].armed
 
 
 def test_a_dry_run_says_what_it_would_hold_and_touches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -147,7 +147,7 @@ class Holder(threading.Thread):
             agent = stack.enter_context(Client(directories.agent_socket(near.netns), frozenset({"path_delay"})))
             maps.register(selector)
             paths = AgentPaths(table)
-            holds = Holds(table, paths, netlink)
+            holds = stack.enter_context(Holds(table, paths, netlink))
             heard = (each for each in agent.within(60) if isinstance(each, PathDelay))
             path = next(each.path for each in heard if each.path.source == near.name)
             wanted = Hold(path, (f"{far.service}/32",), LIMITS, "short-queues", install=True)

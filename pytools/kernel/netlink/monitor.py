@@ -32,6 +32,7 @@ class Group(IntEnum):
 
     LINK = 1
     NEIGHBOUR = 3
+    TC = 4
     ADDRESS4 = 5
     ROUTE4 = 7
     RULE4 = 8
