@@ -74,11 +74,13 @@ class Done:
 
 
 class Prober:
-    """The process; as a context manager it ends with it."""
+    """The process, which probes each path so often; as a context manager it ends with it."""
 
-    def __init__(self, lab: Lab) -> None:
+    def __init__(self, lab: Lab, probed_ns: int) -> None:
+        self._probed_ns = probed_ns
         self._pipe, far = multiprocessing.Pipe()
-        self._process = multiprocessing.get_context("fork").Process(target=_serve, args=(lab, far), daemon=True)
+        arguments = lab, far, self._pipe
+        self._process = multiprocessing.get_context("fork").Process(target=_serve, args=arguments, daemon=True)
         self._process.start()
         far.close()
         self._answer()
@@ -90,9 +92,9 @@ class Prober:
         self._pipe.close()
         self._process.join()
 
-    def hold(self, limits: HoldLimits, probed_ns: int) -> None:
-        """Have all senders hold packets; each path is probed this often."""
-        self._pipe.send((limits, probed_ns))
+    def hold(self, limits: HoldLimits) -> None:
+        """Have all senders hold packets."""
+        self._pipe.send((limits, self._probed_ns))
         self._answer()
 
     def release(self) -> Done:
@@ -129,7 +131,7 @@ class _Sender:
             netlink = stack.enter_context(Netlink())
             paths = AgentPaths(self._table)
             stack.callback(paths.take_back)
-            self._holds = Holds(self._table, paths, netlink)
+            self._holds = stack.enter_context(Holds(self._table, paths, netlink))
             lent = {"probe_settings": self.end.settings_fd, "probe_paths": self.end.program.paths_fd}
             paths.lend({name: os.dup(fd) for name, fd in lent.items()})
         self._there_ns = self._round_trip_ns = 0
@@ -169,7 +171,8 @@ class _Sender:
         done.counters.update({name: count for name, count in self.end.counted().items() if name.endswith("doubted")})
 
 
-def _serve(lab: Lab, pipe: Connection) -> None:
+def _serve(lab: Lab, pipe: Connection, other_end: Connection) -> None:
+    other_end.close()  # else the pipe never ends
     probe_kit.PROGRAMS = [_PROBES]
     resource.setrlimit(resource.RLIMIT_NOFILE, (_FILES, _FILES))
     os.nice(-15)  # as the agent's process that sends probes

@@ -48,6 +48,7 @@ class Played:
     bulk_bytes: list[int] = field(default_factory=list)  # received by each connection between first and last request
     longest_gap_ns: int = 0  # in which one of these received nothing
     span_ns: int = 0
+    slowest_ns: list[int] = field(default_factory=list)  # when each sender's reply to the slowest request was complete
 
 
 @dataclass
@@ -60,6 +61,7 @@ class _Reply:
     received: int = 0
     last_ns: int = 0
     longest_gap_ns: int = 0
+    done: list[int] = field(default_factory=list)  # when its reply to each request was complete
 
 
 class Incast:
@@ -134,6 +136,8 @@ class Incast:
         self._serve(end + _DRAIN_NS, lambda: len(self._done) == load.requests)
         played.completions_ns = [done - due for done, due in zip(self._done, self._due, strict=False)]
         played.unfinished = load.requests - len(self._done)
+        slowest = max(range(len(self._done)), key=played.completions_ns.__getitem__)
+        played.slowest_ns = [each.done[slowest] - self._due[slowest] for each in self._replies]
         return played
 
     def all_reduce(self, ring: Sequence[Host], chunk_bytes: int, times: int) -> list[int]:
@@ -200,10 +204,10 @@ class Incast:
 
     def _replied(self, reply: _Reply) -> None:
         self._arrived(reply)
-        complete = min(each.received for each in self._replies) // self._load.reply_bytes
-        now = time.monotonic_ns()
-        while len(self._done) < complete:
-            self._done.append(now)
+        while len(reply.done) < reply.received // self._load.reply_bytes:
+            reply.done.append(time.monotonic_ns())
+        while len(self._done) < min(len(each.done) for each in self._replies):
+            self._done.append(time.monotonic_ns())
 
     def _arrived(self, reply: _Reply) -> None:
         with suppress(BlockingIOError):

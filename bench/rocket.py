@@ -62,7 +62,6 @@ LOADS: Final = {
 }
 # Both as by default in use.
 LIMITS: Final = HoldLimits(threshold_ns=MS, longest_ns=50 * MS, fresh_ns=200 * MS, floor=125_000, gain=256)
-PROBED_NS: Final = held_paths.EVERY_NS
 RING, CHUNK_BYTES, REDUCED = 8, 32_000, 4
 _GUEST_LIMIT_S: Final = 7200.0
 
@@ -80,18 +79,19 @@ class Round:
 def main() -> None:
     options = _options()
     if options.inside:
-        inner(options.rounds, options.cases, options.ring, options.deserted)
+        inner(options)
         return
     with tempfile.TemporaryDirectory(prefix="swerve-rocket-") as directory:
         shared = Path(directory)
         compiled(shared)
         words = [sys.executable, __file__, "--inside", "--rounds", str(options.rounds), "--cases", *options.cases]
+        words += ["--probed", str(options.probed)]
         words += ["--ring"] if options.ring else []
         words += ["--deserted"] if options.deserted else []
         _counted_guest.run(words, shared, _GUEST_LIMIT_S)
 
 
-def inner(rounds: int, cases: Sequence[str], ring: bool, deserted: bool) -> None:
+def inner(options: argparse.Namespace) -> None:
     """All of it, in the guest."""
     with Lab.up("rocket", hosts=1 + SENDERS, rails=1, rate=RATE) as lab:
         lab.congest(1, RATE, BUFFER_BYTES, toward=1)
@@ -99,16 +99,17 @@ def inner(rounds: int, cases: Sequence[str], ring: bool, deserted: bool) -> None
             # The port loses single packets, as a switch does: no buffer holds more than one.
             _do(host, "ip link set dev rail1 gso_max_segs 1")
             _do(host, "tc qdisc replace dev rail1 root fq")
-        with Prober(lab) as prober:
+        with Prober(lab, round(options.probed * MS)) as prober:
             _counted_guest.settled()
-            for case in cases:
+            for case in options.cases:
                 load = LOADS[case]
                 off = functools.partial(play, lab, load)
                 on = functools.partial(held, lab, load, prober)
-                tell(case, *alternating(rounds, off, on))
-            if ring:
-                tell_ring(*alternating(rounds, functools.partial(reduce, lab), functools.partial(reduce, lab, prober)))
-            for number in (signal.SIGSTOP, signal.SIGKILL) if deserted else ():
+                tell(case, *alternating(options.rounds, off, on))
+            if options.ring:
+                turns = functools.partial(reduce, lab), functools.partial(reduce, lab, prober)
+                tell_ring(*alternating(options.rounds, *turns))
+            for number in (signal.SIGSTOP, signal.SIGKILL) if options.deserted else ():
                 desert(lab, prober, number)
 
 
@@ -116,7 +117,7 @@ def desert(lab: Lab, prober: Prober, number: signal.Signals) -> None:
     """Leave the kernel alone in the middle of a load with holds."""
     load = LOADS["incast_cubic"]
     alone = play(lab, load)
-    prober.hold(LIMITS, PROBED_NS)
+    prober.hold(LIMITS)
     time.sleep(0.5)
     found = play(lab, load, lambda: prober.signal(number))
     if number == signal.SIGSTOP:
@@ -131,7 +132,7 @@ def desert(lab: Lab, prober: Prober, number: signal.Signals) -> None:
 def reduce(lab: Lab, prober: Prober | None = None) -> list[int]:
     """Ring all-reduces of the first hosts, beside bulk connections of others to one of them."""
     if prober is not None:
-        prober.hold(LIMITS, PROBED_NS)
+        prober.hold(LIMITS)
     with Incast(lab.hosts[0], lab.hosts[RING:], replace(LOADS["incast_cubic"], bulk=4)) as traffic:
         took = traffic.all_reduce(lab.hosts[:RING], CHUNK_BYTES, REDUCED)
     note(f"all-reduces: {[round(each / MS) for each in took]} ms")
@@ -148,7 +149,7 @@ def tell_ring(off: Sequence[list[int]], on: Sequence[list[int]]) -> None:
 
 def held(lab: Lab, load: Load, prober: Prober) -> Round:
     """A load with holds."""
-    prober.hold(LIMITS, PROBED_NS)
+    prober.hold(LIMITS)
     try:
         return play(lab, load)
     finally:
@@ -177,6 +178,7 @@ def play(lab: Lab, load: Load, begun: Callable[[], None] = lambda: None) -> Roun
     found = Round(played, after.dropped_packets - shape.dropped_packets, sent - shape.sent_bytes, rto - rto_before)
     times = [each / MS for each in played.completions_ns]
     note(f"{load.congestion}: {[round(each) for each in times]} ms, {found.drops} drops, {found.rto} timeouts")
+    note(f"the slowest request, by sender: {[round(each / MS) for each in played.slowest_ns]} ms")
     return found
 
 
@@ -238,6 +240,8 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=10, help="with and without holds, each (10)")
     parser.add_argument("--cases", nargs="+", choices=sorted(LOADS), default=sorted(LOADS))
+    probed = held_paths.EVERY_NS / MS
+    parser.add_argument("--probed", type=float, default=probed, help=f"milliseconds between two probes ({probed:g})")
     parser.add_argument("--ring", action="store_true", help="also ring all-reduces")
     parser.add_argument("--deserted", action="store_true", help="also stop, then kill, what renews the leases")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
