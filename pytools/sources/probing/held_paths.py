@@ -27,7 +27,7 @@ from pytools.sources.probing.program import MOST_SESSIONS, QUEUE, QUEUE_ROWS, SW
 from pytools.sources.probing.schedule import Group, Schedule
 
 LASTS_NS: Final = 1_000_000_000
-EVERY_NS: Final = 2_000_000  # between two probes of a held path, at most as often as the others
+EVERY_NS: Final = 6_000_000  # between two probes of a held path, at most as often as the others
 _HELD_NS: Final = 2_500_000_000  # for so long after a controller has said so
 _AHEAD_NS: Final = 600_000_000  # probes are planned for
 _TICKS: Final = 512  # more than that
