@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from pytools.estimators.clocks import EdgeFit
-from pytools.estimators.gpu_clocks import Pings, fit_pings, offset
+from pytools.estimators.gpu_clocks import MEMORY_NS, Pings, fit_pings, offset, wander_of
 from pytools.signals import GpuClock
 from pytools.sources.gpu.pings import HEADER, ROW_BYTES
 
@@ -41,17 +41,21 @@ class _Timer:
         self.bursts: list[Pings] = []
         self.fit: EdgeFit | None = None
         self.stepped = False
+        self.stepped_ns = 0  # a step is no change of the drift: older bursts say nothing of that
 
     def fit_window(self) -> None:
         if not self.bursts:
             return
         newest_ns = int(self.bursts[-1][-1, 2])
-        self.bursts = [each for each in self.bursts if each[0, 0] >= newest_ns - WINDOW_NS]
-        rows = np.concatenate(self.bursts)
+        self.bursts = [each for each in self.bursts if each[0, 0] >= newest_ns - MEMORY_NS]
+        rows = np.concatenate([each for each in self.bursts if each[0, 0] >= newest_ns - WINDOW_NS])
         if self.fit is not None and self.fit.epoch_ns + WINDOW_NS < rows[0, 0]:
             self.fit = None  # a long pause: the drift may be another
-        self.fit = fit_pings(rows, self.fit) or self.fit
+        steady = [each for each in self.bursts if each[0, 0] > self.stepped_ns]
+        self.fit = fit_pings(rows, self.fit, wander_of(steady)) or self.fit
         self.stepped = self.fit is not None and self.fit.stepped
+        if self.stepped:
+            self.stepped_ns = newest_ns
 
 
 class GpuClocks:
