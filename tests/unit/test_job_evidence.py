@@ -89,7 +89,13 @@ def test_waits_and_quotas_are_of_the_window_and_of_any_group_above(tmp_path: Pat
     assert cpu.window(NOW + 2 * SECOND)[10, 1].throttled == pytest.approx(0.3)
     (host.proc / "11" / "schedstat").write_text("")  # it has ended
     assert set(cpu.window(NOW + 3 * SECOND)) == {(10, 1)}
+    # Within five windows it is seen that a rank was moved.
+    host.rank(10, 1_000 + 300 * MS, "/pods/b")
+    assert cpu.window(NOW + 4 * SECOND)[10, 1].group == "/pods/a"
+    assert cpu.window(NOW + 5 * SECOND)[10, 1].group == ""
+    before = len(list(Path("/proc/self/fd").iterdir()))
     cpu.close()
+    assert len(list(Path("/proc/self/fd").iterdir())) == before - 4
 
 
 def test_hierarchies_and_groups_are_read_from_the_kernel_s_words() -> None:
@@ -209,6 +215,15 @@ def test_a_gpu_belongs_to_the_rank_whose_process_uses_it_or_that_ras_says(tmp_pa
     (tmp_path / "nvidiactl").touch()
     assert Gpus(tmp_path / "nvidiactl").of({0: [4711]}, {}, NOW) == ([], "no recent reading of a GPU")
     assert gpus.of({0: [4711]}, {}, NOW + 4 * SECOND)[0] == []  # stale
+
+
+def test_what_answers_as_ras_cannot_give_a_rank_the_gpu_of_another(tmp_path: Path) -> None:
+    gpus = Gpus(tmp_path / "nvidiactl")
+    gpus.offer(gpu(processes=[4711]))
+    gpus.offer(gpu(gpu=4, processes=[4712], sm_mhz=500.0))
+    found, why = gpus.of({0: [4711], 1: [4712], 2: [4713]}, {0: 4, 1: 3, 2: 4}, NOW)
+    assert [(each.rank, each.index) for each in found] == [(0, 3), (1, 4)]
+    assert why == "the GPUs of ranks 2 are not known"
 
 
 def test_all_that_the_verdict_uses_of_a_gpu_comes_from_its_signal(tmp_path: Path) -> None:

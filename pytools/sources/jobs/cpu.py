@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 from pytools.estimators.job_evidence import HostUse, RankUse
 
 _LOOK_AGAIN: Final = 5  # windows until it is looked again in which control group a rank is, and what its quota is
+_MOST_BYTES: Final = 16_384  # of the list of a process's control groups
 _STEAL: Final = 7  # among the columns of /proc/stat
 _IDLE: Final = (3, 4)  # idle, and waiting for a disk
 _RUNNING: Final = 8  # columns; guests are in others
@@ -83,10 +84,15 @@ class _Rank:
     """The main thread of a rank."""
 
     number: int
-    pid: int
-    fd: int
+    fd: int  # of schedstat
+    group_fd: int = -1  # of its control groups; -1: there are none
     waited_ns: int = -1
     quotas: tuple[_Quota, ...] = ()
+
+    def close(self) -> None:
+        os.close(self.fd)
+        if self.group_fd >= 0:
+            os.close(self.group_fd)
 
 
 class Cpu:
@@ -112,11 +118,12 @@ class Cpu:
         """Follow these: number, start, and rank of each."""
         wanted = {(pid, start): rank for pid, start, rank in processes}
         for key in self._ranks.keys() - wanted.keys():
-            os.close(self._ranks.pop(key).fd)
+            self._ranks.pop(key).close()
         for key in wanted.keys() - self._ranks.keys():
+            folder = self._proc / str(key[0])
             with contextlib.suppress(OSError):
-                fd = os.open(self._proc / str(key[0]) / "schedstat", os.O_RDONLY | os.O_CLOEXEC)
-                self._ranks[key] = _Rank(wanted[key], key[0], fd)
+                self._ranks[key] = _Rank(wanted[key], os.open(folder / "schedstat", os.O_RDONLY | os.O_CLOEXEC))
+                self._ranks[key].group_fd = os.open(folder / "cgroup", os.O_RDONLY | os.O_CLOEXEC)
         self._turn = 0
 
     def window(self, now_ns: int) -> dict[tuple[int, int], RankUse]:
@@ -137,22 +144,32 @@ class Cpu:
         """Which quotas hold each rank."""
         quotas: dict[Path, _Quota] = {}
         looked: dict[Path, _Quota | None] = {}
+        chains: dict[bytes, tuple[_Quota, ...]] = {}  # by the groups of a rank: most ranks share theirs
         for each in self._ranks.values():
-            text = _text(self._proc / str(each.pid) / "cgroup")
-            chain: list[_Quota] = []
-            for root, version in self._controllers:
-                group = group_of(text, version)
-                while group is not None and group not in ("", "/"):
-                    folder = root / group.lstrip("/")
-                    if folder not in looked:
-                        now = _quota(folder, group, version)
-                        looked[folder] = now and self._quotas.get(folder, now)
-                    if (found := looked[folder]) is not None:
-                        quotas[folder] = found
-                        chain.append(found)
-                    group = group.rpartition("/")[0]
-            each.quotas = tuple(chain)
+            try:
+                text = os.pread(each.group_fd, _MOST_BYTES, 0)
+            except OSError:  # it has ended, or there is none
+                text = b""
+            if text not in chains:
+                chains[text] = self._chain(text.decode(errors="replace"), looked)
+                quotas |= {found.folder: found for found in chains[text]}
+            each.quotas = chains[text]
         self._quotas = quotas
+
+    def _chain(self, text: str, looked: dict[Path, _Quota | None]) -> tuple[_Quota, ...]:
+        """The quotas of a control group and of those above it."""
+        chain = []
+        for root, version in self._controllers:
+            group = group_of(text, version)
+            while group is not None and group not in ("", "/"):
+                folder = root / group.lstrip("/")
+                if folder not in looked:
+                    now = _quota(folder, group, version)
+                    looked[folder] = now and self._quotas.get(folder, now)
+                if (found := looked[folder]) is not None:
+                    chain.append(found)
+                group = group.rpartition("/")[0]
+        return tuple(chain)
 
     def _read_host(self, window_ns: int) -> None:
         first = _text(self._proc / "stat").partition("\n")[0].split()[1 : 1 + _RUNNING]

@@ -5,6 +5,7 @@ Times are CLOCK_MONOTONIC nanoseconds. One thread: the agent's.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
@@ -45,11 +46,14 @@ class Gpus:
             Index of the GPU by rank, as far as RAS says.
         """
         fresh = [each for each in self._newest.values() if now_ns - each.at_ns <= _STALE * each.window_ns]
+        everybody = frozenset(itertools.chain.from_iterable(ranks.values())) if fresh else frozenset()
+        nobodys = {each.gpu for each in fresh if everybody.isdisjoint(each.processes)}
         found: list[GpuUse] = []
         without = []
         for rank, pids in ranks.items():
-            mine = set(pids)
-            own = [each for each in fresh if mine & set(each.processes) or known.get(rank) == each.gpu]
+            own = [each for each in fresh if not set(each.processes).isdisjoint(pids)]
+            if not own:  # anybody may answer as RAS, so NVML's word on processes goes before it
+                own = [each for each in fresh if known.get(rank) == each.gpu and each.gpu in nobodys]
             found += [_use(rank, each) for each in own]
             if not own:
                 without.append(rank)

@@ -58,6 +58,7 @@ class JobSource(Source):
         self._verdicts = Verdicts(config.windows.long_ns, proc)
         self._questions: dict[Where, _Question] = {}
         self._jobs: Mapping[Hashable, list[Member]] = {}  # those that the traffic knows
+        self._by_rank: dict[Hashable, dict[int, list[Member]]] = {}
         self._listens = False
         self._due_ns = self._began_ns = 0
         self._too_many = 0
@@ -114,7 +115,11 @@ class JobSource(Source):
             self._bus.remove(self._verdicts)
             self._traffic.forget()
             self._verdicts.forget()
-        self._jobs = jobs
+        self._jobs, self._by_rank = jobs, {}
+        for key, members in jobs.items():
+            by_rank = self._by_rank.setdefault(key, {})
+            for each in members:
+                by_rank.setdefault(each.place.rank, []).append(each)
 
     def _publish(self, now_ns: int) -> None:
         jobs = self._processes.ranks()
@@ -162,9 +167,7 @@ class JobSource(Source):
         used: dict[int, list[Sum]] = {}
         for own in sums:
             used.setdefault(own.where[0][1], []).append(own)
-        by_rank: dict[int, list[Member]] = {}
-        for each in members:
-            by_rank.setdefault(each.place.rank, []).append(each)
+        by_rank = self._by_rank[key]
         pids = {rank: {each.own_pid for each in found} for rank, found in by_rank.items()}
         answer = Answer("absent", "no RAS: NCCL_RAS_ENABLE is 0, or NCCL_RAS_ADDR is no address")
         lagging: list[JobLag] = []
@@ -266,8 +269,9 @@ def _places(members: list[Member]) -> dict[Where, Member]:
     """Where the RAS of a job may be asked, and a process there; in each network namespace one of its ranks listens."""
     found: dict[Where, Member] = {}
     for each in members:
-        if each.place.ras is not None and endpoint(each.place.ras) is not None:
-            found.setdefault((each.netns, each.place.ras), each)
+        ras = each.place.ras
+        if ras is not None and (each.netns, ras) not in found and endpoint(ras) is not None:
+            found[each.netns, ras] = each
     return found
 
 

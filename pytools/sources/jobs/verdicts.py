@@ -45,6 +45,8 @@ class Verdicts:
         self._delays, self._cpu = Delays(window_ns), Cpu(proc)
         self._looks, self._gpus = Looks(window_ns, proc), Gpus()
         self._hung = 0  # of looks that were forgotten
+        self._first: dict[Hashable, dict[int, Member]] = {}  # by job and rank: the process that counts
+        self._pids: dict[Hashable, dict[int, list[int]]] = {}  # all of them
         self._used: dict[tuple[int, int], RankUse] = {}
         self._history: dict[tuple[Hashable, str], deque[float]] = {}
 
@@ -62,11 +64,15 @@ class Verdicts:
 
     def set_ranks(self, jobs: Jobs) -> None:
         """Say which processes are ranks, the first of each being the one that counts."""
-        first: dict[tuple[Hashable, int], Member] = {}
+        self._first, self._pids = {}, {}
         for job, members in jobs.items():
+            first, pids = self._first.setdefault(job, {}), self._pids.setdefault(job, {})
             for each in members:
-                first.setdefault((job, each.place.rank), each)
-        self._cpu.set_ranks((each.owner.pid, each.start, each.place.rank) for each in first.values())
+                first.setdefault(each.place.rank, each)
+                pids.setdefault(each.place.rank, []).append(each.owner.pid)
+        self._cpu.set_ranks(
+            (each.owner.pid, each.start, rank) for first in self._first.values() for rank, each in first.items()
+        )
         self._history = {key: known for key, known in self._history.items() if key[0] in jobs}
 
     def work(self, now_ns: int, jobs: Jobs) -> int:
@@ -87,9 +93,7 @@ class Verdicts:
         now_ns: int,
     ) -> JobVerdict:
         """The verdict on one job; `gpu_of` is the GPU of each rank that RAS knows."""
-        first: dict[int, Member] = {}
-        for each in members:
-            first.setdefault(each.place.rank, each)
+        first = self._first[job]
         seen = self._looks.seen(job, now_ns)
         used = paths.uses(sums, self._delays, window_ns, now_ns)
         ranks = [use for each in first.values() if (use := self._used.get((each.owner.pid, each.start))) is not None]
@@ -103,10 +107,7 @@ class Verdicts:
             missing["network"] = why
         if len(ranks) < len(first):
             missing["host"] = f"CPU waits of {len(first) - len(ranks)} of {len(first)} ranks are not known"
-        pids: dict[int, list[int]] = {}
-        for each in members:
-            pids.setdefault(each.place.rank, []).append(each.owner.pid)
-        own_gpus, why = self._gpus.of(pids, gpu_of, now_ns)
+        own_gpus, why = self._gpus.of(self._pids[job], gpu_of, now_ns)
         if why:
             missing["gpu"] = why
         return verdict(
