@@ -1,4 +1,4 @@
-"""One rank of a job that does as it is told, for bench/nccl_plugin.py.
+"""One rank of a job that does as it is told, for bench/nccl_plugin.py and bench/jobs.py.
 
     python bench/_nccl_plugin_job.py RANK RANKS PORT
 
@@ -7,6 +7,7 @@ One command a line on standard input, one answer a line:
 
     time N BYTES       N all-reduces one after the other; the median of their times, nanoseconds
     step N BYTES LATE  N steps of one all-reduce; before each this rank sleeps for LATE microseconds
+    work N BYTES MANY  N steps of one all-reduce; before each this rank multiplies MANY pairs of matrices
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ def main(rank: int, ranks: int, port: int) -> None:
     torch.cuda.set_device(rank)
     dist.init_process_group("nccl", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks)
     data = torch.ones(64 << 20, device="cuda")
+    matrix, product = torch.ones(4096, 4096, device="cuda"), torch.empty(4096, 4096, device="cuda")
 
     def reduce(size_bytes: int) -> int:
         began_ns = time.perf_counter_ns()
@@ -35,13 +37,16 @@ def main(rank: int, ranks: int, port: int) -> None:
     print("ready", flush=True)
     for line in sys.stdin:
         what, *numbers = line.split()
-        count, size_bytes, *late_us = map(int, numbers)
+        count, size_bytes, *more = map(int, numbers)
         if what == "time":
             print(statistics.median(reduce(size_bytes) for _ in range(count)), flush=True)
             continue
         for _ in range(count):
-            if late_us[0]:
-                time.sleep(late_us[0] / 1e6)
+            if what == "work":
+                for _ in range(more[0]):
+                    torch.mm(matrix, matrix, out=product)
+            elif more[0]:
+                time.sleep(more[0] / 1e6)
             reduce(size_bytes)
         print("done", flush=True)
 

@@ -54,7 +54,13 @@ class Job:
                 stdout=subprocess.PIPE,
                 text=True,
                 bufsize=1,
-                env={**os.environ, **variables},
+                env={
+                    **os.environ,
+                    "RANK": str(rank),
+                    "WORLD_SIZE": str(RANKS),
+                    "MASTER_ADDR": "127.0.0.1",
+                    **variables,
+                },
             )
             stack.callback(process.wait)
             stack.callback(process.kill)

@@ -9,7 +9,8 @@
  *   mask VALUE                   wait until the plugin has asked for these events
  *   run THREADS N CHANNELS STEPS each thread: N collectives, each with kernels on CHANNELS channels and a send and a
  *                                receive of STEPS steps; answers how many events were given a handle, by kind
- *   last FUNCTION N LASTED       N collectives of one kernel, which lasts this long, in nanoseconds
+ *   last FUNCTION N LASTED WORK  N collectives of one kernel, which lasts this long, in nanoseconds; before each one
+ *                                this process computes for WORK nanoseconds of a processor (default: 0)
  *   captured                     from now on the calls capture a graph
  *   begin                        a collective that never ends
  *   wrong                        calls that NCCL would never make
@@ -240,6 +241,16 @@ static void collective(const char *function, int channels, int steps, uint64_t l
 	}
 }
 
+static void compute(uint64_t ns)
+{
+	struct timespec now, begin;
+
+	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &begin);
+	do
+		clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+	while ((now.tv_sec - begin.tv_sec) * 1000000000LL + now.tv_nsec - begin.tv_nsec < (long long)ns);
+}
+
 static int many, channels, steps;
 
 static void *work(void *unused)
@@ -359,9 +370,12 @@ int main(int argc, char **argv)
 	setlinebuf(stdout);
 	while (fgets(line, sizeof(line), stdin)) {
 		a = b = c = d = 0;
-		if (sscanf(line, "last %31s %lu %lu", word, &a, &b) == 3) {
-			for (unsigned long i = 0; i < a; i++)
+		c = 0;
+		if (sscanf(line, "last %31s %lu %lu %lu", word, &a, &b, &c) >= 3) {
+			for (unsigned long i = 0; i < a; i++) {
+				compute(c);
 				collective(word, 1, 0, b);
+			}
 			printf("ok\n");
 			continue;
 		}

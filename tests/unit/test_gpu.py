@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 import io
 import sys
 import time
@@ -11,11 +10,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import native_build
 import pynvml
 import pytest
 import samples
 import support
+from nvml_kit import EVERY, Fake, built
 from rich.console import Console
 
 from pytools.config import AgentConfig, Windows
@@ -32,38 +31,7 @@ from pytools.views.metrics.series import expose
 from pytools.views.model import Model, fold
 from pytools.views.query import Query
 
-EVERY, LOST, UNSUPPORTED, MISSING, MEMORY = -1, 15, 3, 13, 20
-
-
-@functools.cache
-def built(*flags: str) -> Path:
-    target = native_build.directory() / f"fake_nvml{''.join(flags)}.so"
-    native_build.cc("-shared", "-fPIC", *flags, native_build.NATIVE / "fake_nvml.c", "-o", target, "-lpthread")
-    return target
-
-
-class Fake:
-    """The library, with its answers; a fresh copy for each test, because its state lives as long as the process."""
-
-    def __init__(self, library: Path) -> None:
-        self.library = ctypes.CDLL(str(library))
-        self.library.fake_calls.restype = ctypes.c_ulonglong
-
-    def set(self, gpu: int = EVERY, **values: int) -> None:
-        for name, value in values.items():
-            self.library.fake_set(name.encode(), gpu, ctypes.c_ulonglong(value))
-
-    def fail(self, function: str, status: int, gpu: int = EVERY) -> None:
-        self.library.fake_fail(function.encode(), gpu, ctypes.c_ulonglong(status))
-
-    def hang(self, function: str, gpu: int = EVERY) -> None:
-        self.library.fake_hang(function.encode(), gpu)
-
-    def release(self) -> None:
-        self.library.fake_release()
-
-    def calls(self, function: str, gpu: int = 0) -> int:
-        return int(self.library.fake_calls(function.encode(), gpu))
+LOST, UNSUPPORTED, MISSING, MEMORY = 15, 3, 13, 20
 
 
 Load = Callable[..., Fake]
