@@ -41,7 +41,7 @@ def ports_that_hash_to(lab: Lab, wanted: Mapping[str, int], remote_port: int = P
 
 
 class LockStep:
-    """The job.
+    """The job; with `ras` the agent asks RAS about it.
 
     Attributes
     ----------
@@ -49,9 +49,14 @@ class LockStep:
         Of ranks 0 and 1, which are on the first host.
     """
 
-    def __init__(self, lab: Lab, ports: list[int]) -> None:
+    def __init__(self, lab: Lab, ports: list[int], ras: bool = False) -> None:
         near, far = lab.hosts[0], lab.hosts[1]
-        ranks = {"WORLD_SIZE": "3", "MASTER_ADDR": near.service, "MASTER_PORT": "29500", "NCCL_RAS_ENABLE": "0"}
+        ranks = {
+            "WORLD_SIZE": "3",
+            "MASTER_ADDR": near.service,
+            "MASTER_PORT": "29500",
+            "NCCL_RAS_ENABLE": str(int(ras)),
+        }
         where = [far.service, str(PORT)]
         self._processes = [lab.start(far, [*RANK, "answer", *where, str(len(ports))], env={**ranks, "RANK": "2"})]
         listens = ["ip", "netns", "exec", far.netns, "ss", "-H", "-tln", f"sport = :{PORT}"]
