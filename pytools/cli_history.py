@@ -153,7 +153,7 @@ def report(
 
     Reads the agent's recording (by default the last ten minutes), or FILES (output of `swerve watch`, plain or gzip, or
     directories of recordings, also of several hosts), or with -c the agent's next signals. The page works offline.
-    Details: docs/report.md
+    Details: docs/recording.md
     """
     import time
 

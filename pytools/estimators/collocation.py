@@ -1,7 +1,7 @@
 """Which hosts share an oscillator, from the history of their frequencies: groups with a confidence, alone, unknown.
 
 Virtual machines of one physical host read one oscillator, so their frequencies differ by nothing; others differ by
-micro-seconds a second and wander differently as temperatures change. docs/collocation.md has the model and the tests.
+micro-seconds a second and wander differently as temperatures change. docs/clocks.md has the model and the tests.
 Pure functions of arrays; frequencies in parts per billion.
 """
 

@@ -1,6 +1,6 @@
 """Frequencies over a span as a few numbers a host, with variances, and how those of different oscillators differ.
 
-Pure functions of arrays; frequencies in parts per billion. docs/collocation.md has the model.
+Pure functions of arrays; frequencies in parts per billion. docs/clocks.md has the model.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Works in rounds per path: some sizes, and behind them the smallest, which shows that the path is alive. A round is over
 when all are back, or a moment after the smallest is: what left before it and has not come by then is gone. Where full
 size has passed so far, the smallest is sent only if full size has not come back when it is looked for.
-docs/mtu.md says how and why. Times are CLOCK_MONOTONIC nanoseconds. One thread: the agent's.
+docs/links.md says how and why. Times are CLOCK_MONOTONIC nanoseconds. One thread: the agent's.
 """
 
 from __future__ import annotations

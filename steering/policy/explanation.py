@@ -308,12 +308,13 @@ def _notes(policy: Policy, rule: Rule) -> Iterator[str]:
     if rule.then.shift is None or rule.then.shift.step == 1:
         yield (
             f"{rule.name}: takes {_what(rule)} in one act; with many hosts on the same rails that oscillates "
-            f"({directories.page('herd.md')}): shift: {{share: 0, step: 0.1, settle: 1s}} and safety.herd.jitter: 1s"
+            f"({directories.page('steering.md')}): shift: {{share: 0, step: 0.1, settle: 1s}} "
+            "and safety.herd.jitter: 1s"
         )
     elif not policy.safety.herd.jitter:
         yield (
             f"{rule.name}: goes down in steps, but many hosts on the same rails take each of them at the same instant "
-            f"({directories.page('herd.md')}): safety.herd.jitter: 1s"
+            f"({directories.page('steering.md')}): safety.herd.jitter: 1s"
         )
 
 
