@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * A prototype of a network plugin for NCCL that survives the loss of a rail: docs/nccl.md says what is proven.
+ * A prototype of a network plugin for NCCL that survives the loss of a rail: README.md says what is proven.
  *
  *     SWERVE_NET_RAILS     the primary's and the backup's RDMA device: rxe0,rxe1
  *     SWERVE_NET_ADDRESS   IPv4 address at which peers exchange their queue pairs (default: 127.0.0.1)
