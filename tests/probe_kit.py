@@ -17,13 +17,15 @@ from numpy.typing import NDArray
 from packet_runs import PacketRuns
 
 from pytools.agent.hooks import link_observers
-from pytools.config import AgentConfig, Probe, Tcp
+from pytools.config import AgentConfig, Peer, Probe, Tcp
 from pytools.kernel import netns
 from pytools.kernel.bpf import attach, loader
 from pytools.kernel.netlink.routing import Netlink
+from pytools.signals import Path
 from pytools.sources import programs
 from pytools.sources.probing import frames
-from pytools.sources.probing.frames import Frames, Lane
+from pytools.sources.probing.frames import Frames
+from pytools.sources.probing.paths import PinnedPath, Session
 from pytools.sources.probing.program import ProbeProgram
 
 PORT = p.PORT
@@ -33,6 +35,24 @@ PROGRAMS = programs.observers(
 )
 ADDRESSES = {4: ("10.77.0.1", "10.77.0.2"), 6: ("fd77::1", "fd77::2")}
 ESTIMATE = 0xC001
+LOOPBACK = 1  # interface index that a test run's packets come in by
+SENDER_PORT = 5000
+
+
+def session(
+    remote: str,
+    port: int = SENDER_PORT,
+    shared: bool = False,
+    source: str = "",
+    gateway: str = "",
+    ifindex: int = LOOPBACK,
+    row: int = 0,
+) -> Session:
+    """One with a path of its own, of the same number."""
+    peer = Peer("b", remote, clock="shared" if shared else "free_running")
+    path = Path("a", "b", remote, gateway, "v0")
+    pinned = PinnedPath(row, path, peer, 6 if ":" in remote else 4, ifindex, source, None, False)
+    return Session(pinned, port, row, counts=True)
 
 
 class Host:
@@ -67,10 +87,10 @@ class Host:
 
     def probe(self, family: int, source: str, destination: str, gateway: str = "", shared: bool = True) -> None:
         """Have one path to a peer; session and path are number 0."""
-        self.program.set_path(0, self.ifindex, gateway or destination, destination)
-        self.program.set_session(0, 0, destination, self.ports[family], shared)
-        lane = Lane(0, 0, self.ifindex, source, destination, self.ports[family], ESTIMATE)
-        self._frames[family] = Frames(family, [lane], PORT, 0, 1, p.OwnMemory())  # type: ignore[arg-type]
+        made = session(destination, self.ports[family], shared, source, gateway, self.ifindex)
+        self.program.set_path(made.pinned)
+        self.program.set_session(made)
+        self._frames[family] = Frames(made.pinned.family, [made], PORT, 0, 1, p.OwnMemory())  # type: ignore[arg-type]
 
     def send(self, family: int, count: int = 1) -> None:
         assert self.try_to_send(family, count) == 0
@@ -196,8 +216,6 @@ def one_sided(hosts: Hosts, veth_pair: tuple[str, str]) -> tuple[Host, Replies]:
 
 UNSPEC, DROPPED, REDIRECTED = 0xFFFFFFFF, 2, 7  # what TC is told
 MARK_PLAIN, MARK_REPLY = 0x5E770003, 0x5E770100
-LOOPBACK = 1  # interface index that a test run's packets come in by
-SENDER_PORT = 5000
 PEERS = ("10.9.0.1", "10.9.0.2", "fd00:9::1", "fd00:9::2")
 
 
@@ -243,8 +261,8 @@ class TestRun:
 
     def remember_probe(self, remote: str = PEERS[0], number: int = 7) -> bytes:
         """Have session 0 wait for the reply to one probe, sent just now; returns that reply as a foreign host's."""
-        self.program.set_path(0, LOOPBACK, remote, remote)
-        self.program.set_session(0, 0, remote, SENDER_PORT, shared=False)
+        self.program.set_path(session(remote).pinned)
+        self.program.set_session(session(remote))
         (seq,) = self.program.seq(np.zeros(1, np.int64), np.array([number])).tolist()
         slot = np.zeros((), self._slots.value)
         slot["seq"], slot["state"], slot["t1_ns"] = seq, 2, 3_000_000_004

@@ -42,7 +42,7 @@ def test_the_kernel_learns_of_the_queue(hosts: Hosts, veth_pair: tuple[str, str]
     pinned = PinnedPath(0, path, Peer("b", theirs, clock="shared"), family, first.ifindex, ours, None, True)  # type: ignore[arg-type]
     record, known = first.program.paths, Known()
     with inside(first.namespace), contextlib.ExitStack() as stack:
-        held = HeldPaths(first.program, known, Probe(port=PORT), [first.ports[family]])  # type: ignore[arg-type]
+        held = HeldPaths(first.program, known, Probe(port=PORT, flows=2), [first.ports[family]])  # type: ignore[arg-type]
         stack.callback(held.close)
         held.renew([pinned], 0)
         assert first.counted() == {}, "nobody has said that it is held"

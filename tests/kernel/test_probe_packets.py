@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import struct
 import time
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from probe_kit import (
     TestRun,
     probes,
     request,
+    session,
 )
 
 from pytools.sources.probing.program import QUEUE, SWEEP
@@ -227,13 +229,20 @@ def test_ip_options_do_not_hide_a_probe(probes: TestRun) -> None:
     assert probes.counted() == {"reflected": 1, "recorded": 1}
 
 
+def test_a_path_has_the_family_of_its_gateway(probes: TestRun) -> None:
+    """An IPv4 peer may be routed by an IPv6 gateway (RFC 5549)."""
+    record = probes.program.paths
+    for gateway, family in (("fe80::1", socket.AF_INET6), ("10.9.0.9", socket.AF_INET), ("", socket.AF_INET)):
+        probes.program.set_path(session(PEERS[0], gateway=gateway).pinned)
+        assert (record["family"][0], record["gateway"][0].tobytes()) == (family, p.mapped(gateway or PEERS[0]))
+    probes.program.forget_path(0)
+
+
 @pytest.mark.parametrize(("sweep", "unanswered"), [(False, 0), (True, 5)])
 def test_the_answer_to_a_sweep_says_nothing_of_silence(probes: TestRun, sweep: bool, unanswered: int) -> None:
     reply = probes.remember_probe()
     first = SENDER_PORT + 1000
-    probes.program.set_session(
-        0, 0, PEERS[0], first + 3 if sweep else SENDER_PORT, shared=False, kind=SWEEP if sweep else 0
-    )
+    probes.program.set_session(session(PEERS[0], first + 3 if sweep else SENDER_PORT), SWEEP if sweep else 0)
     probes.program.paths["unanswered"][0] = 5
     probes.program.set_sweep_ports(first, 4)
     assert probes.run(IN, p.ipv4(p.udp(reply, p.PORT, first + 4)))[0] == UNSPEC, "not one of ours"
@@ -269,7 +278,7 @@ def test_what_a_probe_waited_is_noted(
 ) -> None:
     """The reply to hand says t2 - t1 = 0, and both clocks are far from it: what it has waited is as the base says."""
     reply = probes.remember_probe()
-    probes.program.set_session(0, 0, PEERS[0], SENDER_PORT, shared=False, kind=kind)
+    probes.program.set_session(session(PEERS[0]), kind)
     record = probes.program.paths[0:1]
     usual = {"base_ns": 0, "base_drift": 0, "base_at_ns": 3 * SECOND_NS, "base_round_trip_ns": -60 * SECOND_NS}
     fresh = {"base_slack_ns": 1000, "base_until_ns": time.monotonic_ns() + 60 * SECOND_NS}
@@ -289,7 +298,7 @@ def test_what_a_probe_waited_is_noted(
 @pytest.mark.guest
 def test_a_queue_is_no_longer_than_the_round_trip_shows(probes: TestRun) -> None:
     reply = probes.remember_probe()
-    probes.program.set_session(0, 0, PEERS[0], SENDER_PORT, shared=False)
+    probes.program.set_session(session(PEERS[0]))
     record = probes.program.paths[0:1]
     base = {"base_ns": -30 * MS, "base_drift": 0, "base_at_ns": 3 * SECOND_NS, "base_round_trip_ns": -25 * MS}
     for name, value in (

@@ -12,11 +12,25 @@ import numpy as np
 import packets as p
 import pytest
 import support
-from probe_kit import ADDRESSES, ESTIMATE, PORT, Host, Hosts, Replies, ask, hosts, one_sided, request, two, udp_socket
+from probe_kit import (
+    ADDRESSES,
+    ESTIMATE,
+    PORT,
+    Host,
+    Hosts,
+    Replies,
+    ask,
+    hosts,
+    one_sided,
+    request,
+    session,
+    two,
+    udp_socket,
+)
 
 from pytools.kernel import netns
 from pytools.sources.probing import frames, program
-from pytools.sources.probing.frames import Frames, Lane
+from pytools.sources.probing.frames import Frames
 from pytools.sources.probing.program import DUPLICATE, OURS
 from pytools.sources.probing.schedule import Schedule
 
@@ -179,7 +193,7 @@ def test_between_two_probes_of_a_path_the_pacer_says_that_the_first_is_overdue(
     assert len(first.records(1)) == 1
     second.program.set_peers({})  # nobody answers any more
     program.set_limits(np.array([3]), np.array([2 * MS]))
-    lane = Lane(0, 0, first.ifindex, *ADDRESSES[4], first.ports[4], ESTIMATE)
+    probed = session(ADDRESSES[4][1], first.ports[4], True, ADDRESSES[4][0], ifindex=first.ifindex)
     with contextlib.ExitStack() as keep:
         with netns.inside(veth_pair[0]):
             packets = keep.enter_context(frames.open_socket())
@@ -187,7 +201,7 @@ def test_between_two_probes_of_a_path_the_pacer_says_that_the_first_is_overdue(
         schedule.watch(1)
         with schedule.held():
             schedule.set_ticks(ticks)
-            made = Frames(4, [lane], PORT, 0, ticks, schedule)
+            made = Frames(4, [probed], PORT, 0, ticks, schedule)
         made.fill(np.arange(ticks), program.seq(np.zeros((ticks, 1), np.int64), 1 + np.arange(ticks)[:, None]))
         due_ns = time.monotonic_ns() + 20 * MS * np.arange(ticks)
         schedule.plan(due_ns, due_ns + 10**10, [[schedule.group(each)] for each in made.headers])

@@ -14,7 +14,6 @@ from scapy.fields import RawVal
 from scapy.packet import Raw
 
 from pytools.kernel import netns
-from pytools.sources.probing import frames
 from pytools.sources.probing import stamp_packet as wire
 
 __all__ = ["hosts", "one_sided"]  # fixtures
@@ -29,7 +28,7 @@ NOW_NS = 123_000_000_456
 
 def our_request(seq: int = 3, ssid: int = 9) -> bytes:
     """A request as our senders write it, built by scapy."""
-    tlv = scapy_stamp.STAMPTestTLV(flags="U", type=frames.TLV_TYPE, len=frames.TLV_BYTES, value=bytes(range(28)))
+    tlv = scapy_stamp.STAMPTestTLV(flags="U", type=wire.TLV_TYPE, len=wire.TLV_BYTES, value=bytes(range(28)))
     estimate = scapy_stamp.ErrorEstimate(S=1, Z=1, scale=0, multiplier=1)
     return bytes(SENDER(seq=seq, ssid=ssid, ts=RawVal(TIMESTAMP.to_bytes(8)), err_estimate=estimate, tlv_objects=[tlv]))
 
@@ -86,22 +85,22 @@ def test_scapy_reads_our_request(one_sided: tuple[Host, Replies]) -> None:
     request, _ = reflector.take()
     packet = SENDER(request)
     assert (packet.seq, packet.ssid, packet.mbz) == (first.program.seq_base, 1, 0)
-    assert int.from_bytes(bytes(packet.err_estimate)) == ESTIMATE
-    assert (packet.err_estimate.S, packet.err_estimate.Z, packet.err_estimate.multiplier) == (1, 1, 1)
+    assert int.from_bytes(bytes(packet.err_estimate)) == 0xC1D7, "one clock, good to 100 ns"
+    assert (packet.err_estimate.S, packet.err_estimate.Z, packet.err_estimate.multiplier) == (1, 1, 215)
     assert packet.ts >> 32 > 0
     assert packet.ts & 0xFFFFFFFF < 10**9, "PTPv2 truncated: nanoseconds"
     (tlv,) = packet.tlv_objects
-    assert (tlv.type, tlv.len, tlv.value[8:]) == (frames.TLV_TYPE, frames.TLV_BYTES, bytes(20))
+    assert (tlv.type, tlv.len, tlv.value[8:]) == (wire.TLV_TYPE, wire.TLV_BYTES, bytes(20))
     assert tlv.value[:8] != bytes(8), "the nonce"
     assert request[44] == 0x80, "U is set by the sender (RFC 8972, section 4)"
-    assert len(request) == frames.PROBE_BYTES
+    assert len(request) == wire.PROBE_BYTES
     assert bytes(packet) == request, "scapy builds the same bytes again"
 
 
 def test_scapy_reads_our_reply(asked: Asked) -> None:
     first, second = asked.ask(our_request(3)) + asked.ask(our_request(4, 5))
     for reply, seq, ssid in ((first, 3, 9), (second, 4, 5)):
-        assert len(reply) == frames.PROBE_BYTES
+        assert len(reply) == wire.PROBE_BYTES
         packet = REFLECTOR(reply)
         assert (packet.seq, packet.ssid, packet.seq_sender) == (seq, ssid, seq), "stateless: the sender's number"
         assert packet.ts_sender == TIMESTAMP
@@ -111,7 +110,7 @@ def test_scapy_reads_our_reply(asked: Asked) -> None:
         assert (packet.mbz1, packet.mbz2) == (0, 0)
         assert packet.ts >= packet.ts_rx > 0
         (tlv,) = packet.tlv_objects
-        assert (tlv.type, tlv.len, reply[44]) == (frames.TLV_TYPE, frames.TLV_BYTES, 0)
+        assert (tlv.type, tlv.len, reply[44]) == (wire.TLV_TYPE, wire.TLV_BYTES, 0)
         came_by = asked.host.ifindex.to_bytes(2)
         nonce_and_age = bytes(range(8)) + b"\xff" * 4
         assert tlv.value == nonce_and_age + came_by + bytes(2) + seq.to_bytes(4) + bytes(8), "the tag is last"

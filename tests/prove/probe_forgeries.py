@@ -23,10 +23,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path as File
 from typing import Any, Final
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = File(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests/prove")]
 
 import _forged_replies as forging  # noqa: E402
@@ -36,10 +36,14 @@ import numpy as np  # noqa: E402
 from _mutated_requests import OURS, PEERS  # noqa: E402
 from packet_runs import DROPPED, LONGEST, LOOPBACK, REDIRECTED, UNSPEC, PacketRuns  # noqa: E402
 
+from pytools.config import Peer  # noqa: E402
 from pytools.kernel import netns  # noqa: E402
 from pytools.kernel.bpf import loader  # noqa: E402
 from pytools.lab import namespaces  # noqa: E402
+from pytools.signals import Path  # noqa: E402
+from pytools.sources.probing.paths import PinnedPath, Session  # noqa: E402
 from pytools.sources.probing.program import DUPLICATE, ProbeProgram  # noqa: E402
+from pytools.sources.probing.udp import families  # noqa: E402
 
 ESTIMATE: Final = 0xC001
 SEND, STAMP = 0x5E770001, 0x5E770002  # marks of packets
@@ -93,6 +97,14 @@ class Program:
         self.maps.close()
 
 
+def probed(session: int) -> Session:
+    ours, remote = ends(session)
+    peer = Peer("b", remote, clock="shared" if shared(session) else "free_running")
+    path, family = Path("a", "b", remote, "", "lo"), families([remote])[0]
+    pinned = PinnedPath(session, path, peer, family, LOOPBACK, ours, None, False)
+    return Session(pinned, SENDER_PORT, session)
+
+
 def ends(session: int) -> tuple[str, str]:
     """Our address and the peer's of a session."""
     return OURS[session % 2], [each for each in PEERS if (":" in each) == bool(session % 2)][session]
@@ -144,7 +156,7 @@ class Replies:
         self.true_least_ns = [1 << 62] * SESSIONS
         self._before = [collections.deque[bytes](maxlen=SLOTS) for _ in range(SESSIONS)]
         for session in range(SESSIONS):
-            program.maps.set_path(session, LOOPBACK, ends(session)[1], ends(session)[1])
+            program.maps.set_path(probed(session).pinned)
             self._begin(session)
             for _ in range(SLOTS):
                 self._deliver(session, true_reply(program, session), taken=False)
@@ -152,7 +164,7 @@ class Replies:
     def _begin(self, session: int) -> None:
         """Let the kernel forget what it knows of the peer."""
         self.program.maps.forget_session(session)
-        self.program.maps.set_session(session, session, ends(session)[1], SENDER_PORT, shared(session))
+        self.program.maps.set_session(probed(session))
 
     def round(self, most: int) -> int:
         """Up to so many forgeries of one kind, and then the true reply; how many there were."""

@@ -7,7 +7,7 @@ import errno
 import ipaddress
 import socket
 import struct
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,9 +20,9 @@ from packets import OwnMemory
 from pytools.config import Peer
 from pytools.errors import CapabilityError
 from pytools.signals import Path
-from pytools.sources.probing import frames, udp
-from pytools.sources.probing.frames import Frame, Frames, Lane
-from pytools.sources.probing.paths import PinnedPath
+from pytools.sources.probing import frames, stamp_packet, udp
+from pytools.sources.probing.frames import Frame, Frames
+from pytools.sources.probing.paths import PinnedPath, Session
 
 PORT, SOURCE_PORT = 862, 40_001
 ADDRESSES = {4: ("10.9.0.1", "10.9.0.2"), 6: ("fd00:9::1", "fd00:9::2")}
@@ -74,9 +74,14 @@ def parsed(frame: bytes, family: int) -> Parsed:
     return Parsed(frame[:6], frame[6:12], tos >> 2, (source, destination), (source_port, port), checksum, datagram[8:])
 
 
-def lane(family: int, session: int = 0, path: int = 0, **changes: Any) -> Lane:
+def pinned(family: Any, index: int = 0x0203, ifindex: int = 5, clock: Any = "free_running") -> PinnedPath:
     source, destination = ADDRESSES[family]
-    return replace(Lane(session, path, 3, source, destination, SOURCE_PORT, 0xC001), **changes)
+    path = Path("h1", "h2", destination, "", "rail1")
+    return PinnedPath(index, path, Peer("h2", destination, clock=clock), family, ifindex, source, None, False)
+
+
+def session(family: int, row: int = 0, path: int = 0, counts: bool = True, **of_path: Any) -> Session:
+    return Session(pinned(family, path, **of_path), SOURCE_PORT, row, counts)
 
 
 @dataclass
@@ -97,8 +102,8 @@ class Read:
         return read
 
 
-def made_of(family: Any, lanes: list[Lane], dscp: int = 0, times: int = 1) -> Frames:
-    return Frames(family, lanes, PORT, dscp, times, OwnMemory())
+def made_of(family: Any, sessions: list[Session], dscp: int = 0, times: int = 1) -> Frames:
+    return Frames(family, sessions, PORT, dscp, times, OwnMemory())
 
 
 def filled(made: Frames, seq: list[int], place: int = 0) -> Read:
@@ -110,26 +115,27 @@ def filled(made: Frames, seq: list[int], place: int = 0) -> Read:
 @BOTH
 @pytest.mark.parametrize("dscp", [0, 46, 63])
 def test_a_probe_has_all_its_headers_and_right_checksums(family: Any, dscp: int) -> None:
-    lanes = [lane(family, 0, 0), lane(family, 4095, 0x0102, ifindex=7, counts=False, error_estimate=0x4001)]
-    made = made_of(family, lanes, dscp, 3)
+    sessions = [session(family, clock="shared"), session(family, 4095, 0x0102, counts=False, ifindex=7)]
+    made = made_of(family, sessions, dscp, 3)
     messages = filled(made, [0, 0xFFFFFFFE], 2)
     assert made.wire_bytes == 14 + IP_BYTES[family] + 8 + 76
-    for frame, sent, seq in zip(messages.frames, lanes, (0, 0xFFFFFFFE), strict=True):
+    for frame, sent, seq in zip(messages.frames, sessions, (0, 0xFFFFFFFE), strict=True):
         assert len(frame) == made.wire_bytes
         read = parsed(frame, family)
-        assert read.destination_mac == bytes(3) + bytes([sent.counts]) + sent.path.to_bytes(2, "big")
+        assert read.destination_mac == bytes(3) + bytes([sent.counts]) + sent.pinned.index.to_bytes(2, "big")
         assert read.source_mac == bytes(6)
         assert (read.dscp, read.addresses, read.ports) == (dscp, ADDRESSES[family], (SOURCE_PORT, PORT))
-        assert struct.unpack_from("!IQHH", read.payload) == (seq, 0, sent.error_estimate, sent.session + 1)
+        estimate = 0xC1D7 if sent.pinned.shared_clock else 0x41D7  # 2 * 215 / 2^32 s: good to 100 ns
+        assert struct.unpack_from("!IQHH", read.payload) == (seq, 0, estimate, sent.row + 1)
         assert read.payload[16:44] == bytes(28), "must be zero"
-        assert read.payload[44:48] == struct.pack("!BBH", 0x80, frames.TLV_TYPE, frames.TLV_BYTES)
+        assert read.payload[44:48] == struct.pack("!BBH", 0x80, stamp_packet.TLV_TYPE, stamp_packet.TLV_BYTES)
         assert read.payload[56:] == bytes(20)
-        assert len(read.payload) == frames.PROBE_BYTES == 48 + frames.TLV_BYTES
+        assert len(read.payload) == stamp_packet.PROBE_BYTES == 48 + stamp_packet.TLV_BYTES
 
 
 @BOTH
 def test_each_message_names_its_interface_and_protocol(family: Any) -> None:
-    messages = filled(made_of(family, [lane(family, ifindex=3), lane(family, 1, ifindex=70_000)]), [1, 2])
+    messages = filled(made_of(family, [session(family, ifindex=3), session(family, 1, ifindex=70_000)]), [1, 2])
     address = "=H2siHBB8s"  # struct sockaddr_ll
     wanted = [
         (socket.AF_PACKET, ETHERTYPE[family].to_bytes(2, "big"), ifindex, 0, 0, 0, bytes(8)) for ifindex in (3, 70_000)
@@ -140,7 +146,7 @@ def test_each_message_names_its_interface_and_protocol(family: Any) -> None:
 @BOTH
 def test_every_probe_has_a_nonce_of_its_own_and_its_checksum_covers_it(family: Any) -> None:
     """Over many random nonces and numbers, so that each carry of the sum occurs."""
-    made = made_of(family, [lane(family, session, session) for session in range(50)], times=4)
+    made = made_of(family, [session(family, row, row) for row in range(50)], times=4)
     random, nonces = np.random.default_rng(862), set()
     for turn in range(5):
         places, seq = np.array([3, 0, 2, 1]), random.integers(0, 1 << 32, (4, 50))
@@ -154,7 +160,7 @@ def test_every_probe_has_a_nonce_of_its_own_and_its_checksum_covers_it(family: A
 
 
 def test_what_became_of_each_message_is_found_at_its_place() -> None:
-    made = made_of(4, [lane(4), lane(4, 1)], times=3)
+    made = made_of(4, [session(4), session(4, 1)], times=3)
     made.headers["bytes"][1] = 114, -errno.ENXIO
     assert made.results(np.array([0, 1])).tolist() == [[0, 0], [114, -errno.ENXIO]]
 
@@ -172,15 +178,9 @@ def test_without_the_capability_the_error_names_it(monkeypatch: pytest.MonkeyPat
 # ---- one at a time ----
 
 
-def pinned(family: Any, index: int = 0x0203) -> PinnedPath:
-    source, destination = ADDRESSES[family]
-    path = Path("h1", "h2", destination, "", "rail1")
-    return PinnedPath(index, path, Peer("h2", destination), family, 5, source, None, False)
-
-
 @given(family=st.sampled_from([4, 6]), payload=st.binary(max_size=300), dscp=st.integers(0, 63))
 def test_a_frame_goes_around_any_payload(family: Any, payload: bytes, dscp: int) -> None:
-    frame = Frame(pinned(family), SOURCE_PORT, PORT, dscp)
+    frame = Frame(Session(pinned(family), SOURCE_PORT), PORT, dscp)
     read = parsed(frame.around(payload), family)
     assert frame.address == ("rail1", ETHERTYPE[family])
     assert (read.payload, read.dscp, read.ports) == (payload, dscp, (SOURCE_PORT, PORT))
@@ -192,7 +192,7 @@ def test_a_frame_goes_around_any_payload(family: Any, payload: bytes, dscp: int)
 @pytest.mark.parametrize("size", [0, 1, 2, 55, 56, 57, 1471, 1472, 9167, 9188])
 def test_sizes_odd_and_even_have_right_checksums(family: Any, size: int) -> None:
     for filling in (b"\0", b"\xff"):
-        read = parsed(Frame(pinned(family), SOURCE_PORT, PORT, 0).around(filling * size), family)
+        read = parsed(Frame(Session(pinned(family), SOURCE_PORT), PORT, 0).around(filling * size), family)
         assert read.payload == filling * size
 
 
@@ -200,6 +200,6 @@ def test_sizes_odd_and_even_have_right_checksums(family: Any, size: int) -> None
 @pytest.mark.parametrize("behind", [b"", b"\0"])
 def test_a_checksum_that_comes_out_as_zero_is_sent_as_all_ones(family: Any, behind: bytes) -> None:
     """RFC 768: zero says that there is none."""
-    frame = Frame(pinned(family), SOURCE_PORT, PORT, 0)
+    frame = Frame(Session(pinned(family), SOURCE_PORT), PORT, 0)
     checksum = parsed(frame.around(bytes(2) + behind), family).checksum
     assert parsed(frame.around(checksum.to_bytes(2, "big") + behind), family).checksum == 0xFFFF

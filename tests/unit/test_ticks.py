@@ -9,17 +9,18 @@ import pytest
 
 from pytools.config import Peer
 from pytools.signals import Path
-from pytools.sources.probing.paths import PinnedPath
-from pytools.sources.probing.ticks import LEAST_HALVED_NS, Session, halves
+from pytools.sources.probing.paths import PinnedPath, Session
+from pytools.sources.probing.ticks import LEAST_HALVED_NS, halves
 
 
 def session(row: int, peer: str, rail: str = "rail1", family: Any = 4) -> Session:
     path = Path("us", peer, f"10.0.0.{row + 1}", "", rail)
-    return row, PinnedPath(row, path, Peer(peer, path.address), family, 1, "10.0.0.99", nexthop_id=None, onlink=True)
+    pinned = PinnedPath(row, path, Peer(peer, path.address), family, 1, "10.0.0.99", nexthop_id=None, onlink=True)
+    return Session(pinned, 40_000, row)
 
 
 def rows(parts: list[Sequence[Session]]) -> list[list[int]]:
-    return [[row for row, _ in part] for part in parts]
+    return [[each.row for each in part] for part in parts]
 
 
 def test_every_other_peer_is_probed_in_the_middle_by_all_its_paths() -> None:

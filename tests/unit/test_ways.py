@@ -166,7 +166,7 @@ def test_a_way_whose_ports_were_moved_to_others_is_gone() -> None:
 
 
 def test_a_way_is_judged_no_more_when_no_other_is_left() -> None:
-    pinned: Any = SimpleNamespace(path=SimpleNamespace(address="10.9.0.2"), peer=SimpleNamespace(clock="shared"))
+    pinned: Any = SimpleNamespace(path=SimpleNamespace(address="10.9.0.2"), shared_clock=True)
     known = PathWays(pinned)
     known.learn(group([], lowers={0: "eth0", 1: "eth1"}))
     for number, seen in enumerate(known.seen):

@@ -137,7 +137,7 @@ class BaseMemory(Source):
         left = self._left.pop(pinned.path, None)
         if left is None or now_ns - left.at_ns > _OLDEST_NS:
             return None
-        base = left.base if pinned.peer.clock == "shared" else left.base.without_clocks()
+        base = left.base if pinned.shared_clock else left.base.without_clocks()
         late = now_ns - self._began_ns > SPOKEN_FOR_NS
         other = (left.ifindex, left.source, left.onlink) != pinned.way
         return Found(base, left.at_ns, left.gone or late or other or not self._same_probes)

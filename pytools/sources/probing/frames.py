@@ -13,26 +13,24 @@ import socket
 import struct
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pytools.errors import CapabilityError
+from pytools.estimators.delays import STAMP_BOUND_NS
 from pytools.kernel.bpf import contract
-from pytools.sources.probing import udp
-from pytools.sources.probing.paths import PinnedPath
+from pytools.sources.probing import stamp_packet, udp
+from pytools.sources.probing.paths import Session
 from pytools.sources.probing.schedule import Schedule
+from pytools.sources.probing.stamp_packet import PROBE_BYTES
 
 _SEND_MARK: Final = contract.constant("SWERVE_MARK_SEND")
-TLV_TYPE, TLV_BYTES = 253, 28
-
-_ETHERNET_BYTES, _UDP_BYTES, _BASE_BYTES, _TLV_HEADER_BYTES = 14, 8, 44, 4
-PROBE_BYTES: Final = _BASE_BYTES + _TLV_HEADER_BYTES + TLV_BYTES  # UDP payload
+ETHERNET_BYTES: Final = 14
+_UDP_BYTES = 8
 _IP_BYTES: Final = {4: 20, 6: 40}
 _ETHERTYPE: Final = {4: 0x0800, 6: 0x86DD}
-_UNRECOGNISED = 0x80
 _NATIVE = struct.Struct("=H")
 _DONT_FRAGMENT = 0x4000
 _LINK_ADDRESS = np.dtype(
@@ -48,24 +46,8 @@ _LINK_ADDRESS = np.dtype(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Lane:
-    """What stays the same in all probes of one session."""
-
-    session: int  # row of probe_sessions; its session identifier is one more
-    path: int  # row of probe_paths
-    ifindex: int
-    source: str
-    destination: str
-    source_port: int
-    error_estimate: int
-    counts: bool = True  # whether an unanswered probe counts for silence
-    ttl: int = 255
-    flow_label: int = 0  # of IPv6
-
-
 class Frames:
-    """Room for a probe of each lane at each of several times, all of one family.
+    """Room for a probe of each session at each of several times, all of one family.
 
     Parameters
     ----------
@@ -78,27 +60,27 @@ class Frames:
 
     Attributes
     ----------
-    headers : ndarray, shape (times, lanes)
+    headers : ndarray, shape (times, sessions)
         The messages, as sendmmsg(2) takes them.
     """
 
     def __init__(
-        self, family: udp.Family, lanes: Sequence[Lane], port: int, dscp: int, times: int, memory: Schedule
+        self, family: udp.Family, sessions: Sequence[Session], port: int, dscp: int, times: int, memory: Schedule
     ) -> None:
-        self.wire_bytes = _ETHERNET_BYTES + _IP_BYTES[family] + _UDP_BYTES + PROBE_BYTES  # of one frame
-        rows = [_frame(family, lane, port, dscp) for lane in lanes]
+        self.wire_bytes = ETHERNET_BYTES + _IP_BYTES[family] + _UDP_BYTES + PROBE_BYTES  # of one frame
+        rows = [_frame(family, session, port, dscp) for session in sessions]
         grid = times, len(rows)
         frames = memory.array((*grid, self.wire_bytes), np.uint8)
         frames[:] = np.frombuffer(b"".join(rows), np.uint8).reshape(len(rows), self.wire_bytes)
         payload = self.wire_bytes - PROBE_BYTES
-        nonce = payload + _BASE_BYTES + _TLV_HEADER_BYTES
+        nonce = payload + stamp_packet.NONCE_AT
         self._seq = frames[..., payload : payload + 4].view("u4")[..., 0]
         self._nonce = frames[..., nonce : nonce + 8].view("u4")
         self._checksum = frames[..., payload - 2 : payload].view("u2")[..., 0]
         self._sums = np.array([_checked_sum(family, row) for row in rows], np.uint64)
         names = memory.array((len(rows),), _LINK_ADDRESS)
         names["family"], names["protocol"] = socket.AF_PACKET, _ETHERTYPE[family]
-        names["ifindex"] = [lane.ifindex for lane in lanes]
+        names["ifindex"] = [session.pinned.ifindex for session in sessions]
         vectors = memory.array((times * len(rows),), udp.VECTOR)
         vectors["base"] = memory.addresses(frames.reshape(-1, self.wire_bytes))
         vectors["length"] = self.wire_bytes
@@ -114,7 +96,7 @@ class Frames:
         ----------
         places : ndarray of int, shape (n,)
             Which times.
-        seq : ndarray of int64, shape (n, lanes)
+        seq : ndarray of int64, shape (n, sessions)
             Sequence numbers as they go on the wire, modulo 2^32.
         """
         nonces = np.frombuffer(os.urandom(8 * seq.size), "u4").reshape(*seq.shape, 2)
@@ -158,45 +140,38 @@ class Frame:
     Where packets begin with the IP header it leaves as it is: with a header in front, the longest would be too long.
     """
 
-    def __init__(
-        self, pinned: PinnedPath, source_port: int, port: int, dscp: int, ttl: int = 255, flow_label: int = 0
-    ) -> None:
-        ends = pinned.source, pinned.path.address
-        self._lane = Lane(0, pinned.index, pinned.ifindex, *ends, source_port, 0, False, ttl, flow_label)
-        self._family, self._port, self._dscp = pinned.family, port, dscp
-        self._begins_at = _ETHERNET_BYTES if pinned.bare else 0
-        self._checksum_at = _ETHERNET_BYTES + _IP_BYTES[pinned.family] + _UDP_BYTES - 2
+    def __init__(self, session: Session, port: int, dscp: int) -> None:
+        pinned = session.pinned
+        self._session, self._family, self._port, self._dscp = session, pinned.family, port, dscp
+        self._begins_at = ETHERNET_BYTES if pinned.bare else 0
+        self._checksum_at = ETHERNET_BYTES + _IP_BYTES[pinned.family] + _UDP_BYTES - 2
         self.address = (pinned.path.interface, _ETHERTYPE[pinned.family])  # where a packet socket sends it
 
     def around(self, payload: bytes) -> bytes:
         """The frame with this UDP payload."""
-        frame = bytearray(_headers(self._family, self._lane, self._port, self._dscp, len(payload)) + payload)
+        frame = bytearray(_headers(self._family, self._session, self._port, self._dscp, len(payload)) + payload)
         _NATIVE.pack_into(frame, self._checksum_at, _checksum(_checked_sum(self._family, frame)))
         return bytes(frame[self._begins_at :])
 
 
-def _frame(family: udp.Family, lane: Lane, port: int, dscp: int) -> bytes:
+def _frame(family: udp.Family, session: Session, port: int, dscp: int) -> bytes:
     """One probe with everything but sequence number, timestamp, nonce and UDP checksum."""
-    return _headers(family, lane, port, dscp, PROBE_BYTES) + probe(0, lane.error_estimate, lane.session + 1, bytes(8))
+    estimate = stamp_packet.error_estimate(STAMP_BOUND_NS, session.pinned.shared_clock)
+    return _headers(family, session, port, dscp, PROBE_BYTES) + stamp_packet.probe(0, estimate, session.row + 1)
 
 
-def probe(seq: int, error_estimate: int, ssid: int, nonce: bytes) -> bytes:
-    """The payload of one, without its timestamp."""
-    base = struct.pack("!I8xHH28x", seq, error_estimate, ssid)
-    return base + struct.pack("!BBH", _UNRECOGNISED, TLV_TYPE, TLV_BYTES) + nonce + bytes(TLV_BYTES - len(nonce))
-
-
-def _headers(family: udp.Family, lane: Lane, port: int, dscp: int, payload_bytes: int) -> bytes:
+def _headers(family: udp.Family, session: Session, port: int, dscp: int, payload_bytes: int) -> bytes:
     # The destination says which path and whether it counts; probe.c replaces both addresses by those of the link.
-    ethernet = struct.pack("!3xBH6xH", lane.counts, lane.path, _ETHERTYPE[family])
+    ethernet = struct.pack("!3xBH6xH", session.counts, session.pinned.index, _ETHERTYPE[family])
     length = _UDP_BYTES + payload_bytes
-    transport = struct.pack("!HHHH", lane.source_port, port, length, 0)
-    source, destination = (ipaddress.ip_address(each).packed for each in (lane.source, lane.destination))
+    transport = struct.pack("!HHHH", session.source_port, port, length, 0)
+    ends = session.pinned.source, session.pinned.path.address
+    source, destination = (ipaddress.ip_address(each).packed for each in ends)
     if family == 6:
-        first = 6 << 28 | dscp << 22 | lane.flow_label
-        network = struct.pack("!IHBB", first, length, socket.IPPROTO_UDP, lane.ttl) + source + destination
+        first = 6 << 28 | dscp << 22 | session.flow_label
+        network = struct.pack("!IHBB", first, length, socket.IPPROTO_UDP, session.ttl) + source + destination
     else:
-        fields = (0x45, dscp << 2, _IP_BYTES[4] + length, 0, _DONT_FRAGMENT, lane.ttl, socket.IPPROTO_UDP)
+        fields = (0x45, dscp << 2, _IP_BYTES[4] + length, 0, _DONT_FRAGMENT, session.ttl, socket.IPPROTO_UDP)
         network = struct.pack("!BBHHHBBH", *fields, 0) + source + destination
         network = network[:10] + _NATIVE.pack(_checksum(_sum(network))) + network[12:]
     return ethernet + network + transport
@@ -212,7 +187,7 @@ def _sum(data: bytes | bytearray) -> int:
 def _checked_sum(family: udp.Family, frame: bytes | bytearray) -> int:
     """What the UDP checksum covers, as the frame stands, pseudo header included."""
     addresses = 8 if family == 4 else 32
-    udp_at = _ETHERNET_BYTES + _IP_BYTES[family]
+    udp_at = ETHERNET_BYTES + _IP_BYTES[family]
     pseudo = struct.pack("!HH", socket.IPPROTO_UDP, len(frame) - udp_at)
     return _sum(frame[udp_at - addresses :] + bytes(len(frame) % 2) + pseudo)
 

@@ -11,20 +11,19 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterable, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 
 from pytools.config import Probe
 from pytools.errors import CapabilityError
-from pytools.estimators.delays import STAMP_BOUND_NS
 from pytools.signals import HoldState, Path
-from pytools.sources.probing import frames, stamp_packet
-from pytools.sources.probing.frames import Frames, Lane
+from pytools.sources.probing import frames
 from pytools.sources.probing.measurements import Measurements
-from pytools.sources.probing.paths import PinnedPath
+from pytools.sources.probing.paths import PinnedPath, Session
 from pytools.sources.probing.program import MOST_SESSIONS, QUEUE, QUEUE_ROWS, SWEEP_ROWS, ProbeProgram
-from pytools.sources.probing.schedule import Group, Schedule
+from pytools.sources.probing.schedule import Schedule
+from pytools.sources.probing.ticks import Kind, one_each
 
 LASTS_NS: Final = 1_000_000_000
 EVERY_NS: Final = 6_000_000  # between two probes of a held path, at most as often as the others
@@ -109,13 +108,6 @@ class HeldPaths:
             self._prober.plan(now_ns)
 
 
-class _Made(NamedTuple):
-    """All probes of one family, at each of several times."""
-
-    groups: Sequence[Group]
-    wire_bytes: int
-
-
 class _Prober:
     """Sends the additional probes of some paths."""
 
@@ -126,38 +118,29 @@ class _Prober:
             packets = undo.enter_context(frames.open_socket())
             self._schedule = undo.enter_context(contextlib.closing(Schedule(packets)))
             self._schedule.set_ticks(_TICKS)
-            self._made = [
-                self._frames([each for each in enumerate(self.paths) if each[1].family == family], probe, port)
-                for family in dict.fromkeys(pinned.family for pinned in self.paths)
-            ]
+            sessions = [Session(pinned, port, _FIRST_ROW + number) for number, pinned in enumerate(self.paths)]
+            for session in sessions:
+                program.set_session(session, QUEUE)
+            self._kind = Kind(one_each(sessions), _TIMES, probe, self._schedule, _FIRST_ROW + QUEUE_ROWS)
+            times = np.arange(_TIMES)
+            seq = program.seq(self._kind.rows, times[:, None])
+            for made in self._kind.messages:
+                made.frames.fill(times, seq[:, made.within])
             self._close = undo.pop_all().close
-
-    def _frames(self, numbered: Sequence[tuple[int, PinnedPath]], probe: Probe, port: int) -> _Made:
-        lanes, rows = [], np.array([_FIRST_ROW + number for number, _ in numbered])
-        for row, (_, pinned) in zip(rows.tolist(), numbered, strict=True):
-            shared = pinned.peer.clock == "shared"
-            self._program.set_session(row, pinned.index, pinned.path.address, port, shared, QUEUE)
-            ends = pinned.source, pinned.path.address
-            estimate = stamp_packet.error_estimate(STAMP_BOUND_NS, shared)
-            lanes.append(Lane(row, pinned.index, pinned.ifindex, *ends, port, estimate, counts=False))
-        made = Frames(numbered[0][1].family, lanes, probe.port, probe.dscp, _TIMES, self._schedule)
-        times = np.arange(_TIMES)
-        made.fill(times, self._program.seq(rows[None, :], times[:, None]))
-        return _Made([self._schedule.group(each) for each in made.headers], made.wire_bytes * len(lanes))
 
     def plan(self, now_ns: int) -> None:
         """Plan ahead; what would be too late by then is left out."""
         self._next_ns = max(self._next_ns, now_ns)
         due_ns = np.arange(self._next_ns, now_ns + _AHEAD_NS, EVERY_NS)
         groups = [
-            [made.groups[tick % _TIMES] for made in self._made]
+            [group for made in self._kind.messages for group in made.groups[tick % _TIMES]]
             for tick in range(self._ticks, self._ticks + len(due_ns))
         ]
         if groups:
             self._schedule.plan(due_ns, due_ns + EVERY_NS, groups)
             self._ticks += len(due_ns)
             self._next_ns = int(due_ns[-1]) + EVERY_NS
-            self.wire_bytes += len(due_ns) * sum(made.wire_bytes for made in self._made)
+            self.wire_bytes += len(due_ns) * self._kind.wire_bytes
 
     def close(self) -> None:
         """Send no more; answers that are still on their way are dropped."""

@@ -146,7 +146,7 @@ class Measurements(Growing):
         self._measured[list(self._paths)] = True
         self.liveness.set_paths(paths)
         for pinned in paths:
-            if pinned.peer.clock == "shared":
+            if pinned.shared_clock:
                 self.clocks.share(pinned.index)
             elif pinned.index not in self._own_clock:
                 self._own_clock.add(pinned.index)
@@ -162,8 +162,7 @@ class Measurements(Growing):
         for index, pinned in self._ways.items():
             known = self._base.known(index)
             if known is not None:
-                one_clock = pinned.peer.clock == "shared"
-                base = known if one_clock else known.without_clocks()
+                base = known if pinned.shared_clock else known.without_clocks()
                 yield PathBase(pinned.path, *pinned.way, now_ns, index not in self._paths, base)
 
     def set_offset(self, path: int, offset: Offset | None, known_ns: int) -> None:

@@ -394,7 +394,7 @@ class ProbeMesh:
 
     def has_own_clock(self, pinned: PinnedPath) -> bool:
         """Whether a path's peer has a clock of its own, and answers so that it can be compared with ours."""
-        return pinned.peer.clock != "shared" and not self.measurements.foreign[pinned.index]
+        return not pinned.shared_clock and not self.measurements.foreign[pinned.index]
 
     def wire_bytes(self) -> int:
         """Bytes of probes and replies so far, both directions, with Ethernet, IP and UDP headers."""

@@ -74,7 +74,7 @@ class PathWays:
         for each in self.seen:
             sent, forward = np.array(sorted(each.probes), np.int64).reshape(-1, 2).T
             probes.append(Probes(sent, forward))
-        drift = 0.0 if self.pinned.peer.clock == "shared" else _DRIFT
+        drift = 0.0 if self.pinned.shared_clock else _DRIFT
         verdicts = estimator.judge(probes, [each.state for each in self.seen], drift, 2 * STAMP_BOUND_NS)
         for each, verdict in zip(self.seen, verdicts, strict=True):
             each.verdict = verdict

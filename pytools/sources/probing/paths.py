@@ -41,9 +41,26 @@ class PinnedPath:
     bare: bool = False  # its interface has no Ethernet header
 
     @property
+    def shared_clock(self) -> bool:
+        """Whether both ends read one clock."""
+        return self.peer.clock == "shared"
+
+    @property
     def way(self) -> tuple[int, str, bool]:
         """What of it may change the base delay."""
         return self.ifindex, self.source, self.onlink
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """What stays the same in all probes of a session."""
+
+    pinned: PinnedPath
+    source_port: int
+    row: int = 0  # of probe_sessions; its session identifier is one more
+    counts: bool = False  # whether an unanswered probe counts for silence
+    ttl: int = 255
+    flow_label: int = 0  # of IPv6
 
 
 class PinnedPaths:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from pytools.config import Clocks, Probe
 from pytools.estimators.windows import MISSING, Rows, how_many
 from pytools.sources.probing.measurements import LOST, SENT, Measurements
+from pytools.sources.probing.paths import Session
 from pytools.sources.probing.program import ProbeProgram
 from pytools.sources.probing.schedule import Group, Schedule
 from pytools.sources.probing.sessions import (
@@ -32,7 +33,7 @@ from pytools.sources.probing.sessions import (
     TIMED_OUT,
     Sessions,
 )
-from pytools.sources.probing.ticks import LEAST_HALVED_NS, Kind, Messages, Salvo, Session, TickLayout, halves, one_each
+from pytools.sources.probing.ticks import LEAST_HALVED_NS, Kind, Messages, Salvo, halves, one_each, with_pairs
 
 _PATIENCE_NS: Final = 100_000_000  # what would be later is left out: a long pause must not end in a large burst
 _EXTRA_PATIENCE_NS: Final = EXTRA_EVERY_NS  # until the next of them
@@ -64,7 +65,7 @@ class Planner(Sessions):
         self.wire_bytes = self.next_ns = 0
         self._interval_ns = self._step_ns = int(probe.interval_ms * 1e6)  # of a session, and between two ticks
         self._pair_every = 1 if clocks is None else clocks.pair_every(probe)
-        self._layout = TickLayout(probe, clocks, schedule)
+        self._spacing_ns = 0 if clocks is None else int(clocks.spacing_us * 1000)  # of a coded pair
         self._kinds: list[Kind] = []
         self._probed: Sequence[Session] = ()
         self._parts = 1  # of an interval, each with a tick of its own
@@ -90,7 +91,7 @@ class Planner(Sessions):
             return
         every = self._pair_every
         parts = halves(sessions, self._interval_ns)
-        salvos = [self._layout.with_pairs(part) for part in parts]
+        salvos = [with_pairs(part, self._spacing_ns) for part in parts]
         largest = sum(len(volley) for salvo in salvos for volley, _ in salvo)
         wanted = min(AHEAD_NS // self._interval_ns, _MOST_AHEAD // max(1, largest))
         intervals = every * max(-(-LEAST_TICKS // every), wanted // every)
@@ -98,17 +99,17 @@ class Planner(Sessions):
         self._step_ns = self._interval_ns // self._parts
         self.schedule.set_ticks(self._ticks + EXTRA_TICKS)
         self._kind_of, self._place_of = np.zeros((2, self._ticks + EXTRA_TICKS), np.intp)
-        with_pairs = intervals // every
+        paired = intervals // every  # ticks of each half that have pairs
         self._kinds = [self._kind((), 0)]
         for part, salvo in zip(parts, salvos, strict=True):
-            self._kinds.append(self._kind(salvo, with_pairs))
-            self._kinds.append(self._kind(one_each(part), intervals - with_pairs))
+            self._kinds.append(self._kind(salvo, paired))
+            self._kinds.append(self._kind(one_each(part), intervals - paired))
         self._given = np.zeros(len(self._kinds), np.int64)
         self._by_path = self._by_path[..., :0]
         self._laid_out_bytes = self.schedule.used_bytes
 
     def _kind(self, salvo: Salvo, times: int) -> Kind:
-        return self._layout.kind(salvo, times, len(self._next_seq), self.ports)
+        return Kind(salvo, times, self._probe, self.schedule, len(self._next_seq))
 
     # ---- ahead ----
 
@@ -141,14 +142,12 @@ class Planner(Sessions):
         CapabilityError
             If the process that sends has gone, and cannot be started again.
         """
-        flows = self._probe.flows
         if self._interval_ns < LEAST_HALVED_NS:
             return False
-        asked = np.isin(self._peer, self._peer[paths * flows])
-        sessions = [each for each in self._probed if each[0] % flows == 0]
-        if alone:
-            sessions = [each for each in sessions if each[0] // flows in set(paths.tolist())]
-        sessions.sort(key=lambda each: not asked[each[0]])  # those asked for first
+        asked = np.isin(self._peer, self._peer[paths * self._probe.flows])
+        only = set(paths.tolist())
+        sessions = [each for each in self._probed if each.counts and (not alone or each.pinned.index in only)]
+        sessions.sort(key=lambda each: not asked[each.row])  # those asked for first
         if not sessions:
             return False
         with self.schedule.held() as withdrawn:

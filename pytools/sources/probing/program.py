@@ -19,6 +19,7 @@ from pytools.kernel.addresses import mapped
 from pytools.kernel.bpf import contract
 from pytools.kernel.bpf.loader import Loaded
 from pytools.sources.probing.measurements import Bases
+from pytools.sources.probing.paths import PinnedPath, Session
 
 SWEEP_ROWS: Final = 64  # of the sessions: one for each probe of a sweep that is under way
 QUEUE_ROWS: Final = 32  # behind them: one for each path whose queue is looked at more often
@@ -115,16 +116,18 @@ class ProbeProgram:
             self._settings["key"] = np.frombuffer(key, "<u8")
             self._settings["keyed"] = 1
 
-    def set_path(self, path: int, ifindex: int, gateway: str, remote: str, bare: bool = False) -> None:
-        """Lead the probes of a path to a gateway; an on-link peer is its own. What stays as it was is left alone."""
-        record, family = self.paths[path : path + 1], _FAMILIES[6 if ":" in gateway else 4]
+    def set_path(self, pinned: PinnedPath) -> None:
+        """Lead the probes of a path to its gateway; an on-link peer is its own. What stays as it was is left alone."""
+        record, remote = self.paths[pinned.index : pinned.index + 1], pinned.path.address
+        gateway = pinned.path.gateway or remote
+        family = _FAMILIES[6 if ":" in gateway else 4]  # IPv4 may be routed by an IPv6 gateway
         same = record["gateway"][0].tobytes() == mapped(gateway) and record["remote"][0].tobytes() == mapped(remote)
-        if same and (record["ifindex"][0], record["family"][0]) == (ifindex, family):
+        if same and (record["ifindex"][0], record["family"][0]) == (pinned.ifindex, family):
             return
-        self.forget_path(path)
+        self.forget_path(pinned.index)
         record["remote"], record["gateway"] = self._address(remote), self._address(gateway)
-        record["family"], record["bare"] = family, bare
-        record["ifindex"] = ifindex
+        record["family"], record["bare"] = family, pinned.bare
+        record["ifindex"] = pinned.ifindex
 
     def forget_path(self, path: int) -> None:
         """Send no probe along this path any more; whoever still holds its row finds another generation there."""
@@ -163,13 +166,14 @@ class ProbeProgram:
         self._settings["sweep_ports"] = 0
         self._settings["sweep_port"], self._settings["sweep_ports"] = first, ports
 
-    def set_session(self, session: int, path: int, remote: str, port: int, shared: bool, kind: int = 0) -> None:
-        """Take replies of this peer to this port of ours; `shared`: both ends read one clock; `kind`: SWEEP or QUEUE.
+    def set_session(self, session: Session, kind: int = 0) -> None:
+        """Take replies to the probes of a session; `kind`: SWEEP or QUEUE.
 
         What the kernel has learnt of a session stays, unless it is another one now.
         """
-        record = self.sessions[session : session + 1]
-        flags = (SHARED if shared else 0) | kind
+        record, pinned, port = self.sessions[session.row : session.row + 1], session.pinned, session.source_port
+        path, remote = pinned.index, pinned.path.address
+        flags = (SHARED if pinned.shared_clock else 0) | kind
         same = record["remote"][0].tobytes() == mapped(remote)
         if same and (record["path"][0], record["port"][0], record["flags"][0]) == (path, port, flags):
             return

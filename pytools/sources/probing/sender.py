@@ -21,7 +21,7 @@ from pytools.estimators.hop_counts import Hops
 from pytools.estimators.windows import MISSING, how_many, occurrence
 from pytools.sources.probing import frames, udp
 from pytools.sources.probing.measurements import DUPLICATES, RECEIVED, REORDERED, Measurements
-from pytools.sources.probing.paths import PinnedPath
+from pytools.sources.probing.paths import PinnedPath, Session
 from pytools.sources.probing.planner import Planner
 from pytools.sources.probing.program import DUPLICATE, MOST_SESSIONS, NUMBERS, OURS, ProbeProgram
 from pytools.sources.probing.schedule import Schedule
@@ -133,26 +133,22 @@ class Sender(Planner):
                 self.grow(max(rows, 2 * self.rows))  # so that it is rare
             self.schedule.watch(rows // flows)
             self._forget({pinned.index for pinned in paths})
-            sessions: list[tuple[int, PinnedPath]] = []
+            sessions = [
+                Session(pinned, port, pinned.index * flows + flow, counts=flow == 0)  # of several at once one counts
+                for pinned in paths
+                for flow, port in enumerate(self.ports)
+            ]
+            self._known_paths |= {pinned.index for pinned in paths}
             for pinned in paths:
-                self._tell(pinned)
-                for row in range(pinned.index * flows, (pinned.index + 1) * flows):
-                    self._own_clock[row] = pinned.peer.clock != "shared"
-                    sessions.append((row, pinned))
+                self._program.set_path(pinned)
+            for session in sessions:
+                self._program.set_session(session)
             numbers: dict[tuple[str, udp.Family], int] = {}
             self._peer[:] = -1
             for pinned in paths:
                 number = numbers.setdefault((pinned.peer.name, pinned.family), len(numbers))
                 self._peer[pinned.index * flows : (pinned.index + 1) * flows] = number
             self._lay_out(sessions)
-
-    def _tell(self, pinned: PinnedPath) -> None:
-        self._known_paths.add(pinned.index)
-        path = pinned.path
-        self._program.set_path(pinned.index, pinned.ifindex, path.gateway or path.address, path.address, pinned.bare)
-        for flow, port in enumerate(self.ports):
-            row = pinned.index * self._probe.flows + flow
-            self._program.set_session(row, pinned.index, path.address, port, pinned.peer.clock == "shared")
 
     def _forget(self, wanted: set[int]) -> None:
         for index in self._known_paths - wanted:

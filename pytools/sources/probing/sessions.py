@@ -106,7 +106,6 @@ class Sessions(Growing):
         self._late_ns = np.zeros(rows, np.int64)  # when a probe was sent that showed one before it to come late
         self._peer = np.full(rows, -1, np.intp)  # sessions with one peer, of one family, have the same number
         self._told = np.zeros(rows, np.int64)  # raw results were given out up to here
-        self._own_clock = np.zeros(rows, np.bool_)  # whether the peer does not read the same clock as we do
         grid = (rows, self._slots)
         self._state = np.full(grid, FREE, np.uint8)
         self._seq = np.full(grid, -1, np.int64)

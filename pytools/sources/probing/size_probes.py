@@ -21,13 +21,12 @@ from pytools.kernel import error_queue
 from pytools.sources.probing import frames
 from pytools.sources.probing import stamp_packet as wire
 from pytools.sources.probing.frames import Frame
-from pytools.sources.probing.paths import PinnedPath
+from pytools.sources.probing.paths import PinnedPath, Session
 
 HEADER_BYTES: Final = {4: 28, 6: 48}  # IP and UDP
 SMALLEST: Final = {family: header + wire.SMALLEST_SIZED_BYTES for family, header in HEADER_BYTES.items()}
 LARGEST: Final = 9216  # what Ethernet's longest frames carry; interfaces that take more are not probed beyond
 
-_ETHERNET_BYTES: Final = 14
 _SO_BINDTODEVICE = 25
 _ACCEPTS_ANSWERS = 4  # IP_PMTUDISC_INTERFACE: ICMP errors are reported, and change no route
 _IP_MTU_DISCOVER, _IPV6_MTU_DISCOVER = 10, 23
@@ -74,7 +73,7 @@ class SizeProbes:
                 self._socket = undo.enter_context(socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK))
                 self._packet = undo.enter_context(frames.open_socket(marked=not pinned.bare))
                 self._prepare(pinned)
-                self._frame = Frame(pinned, int(self._socket.getsockname()[1]), port, dscp)
+                self._frame = Frame(Session(pinned, int(self._socket.getsockname()[1])), port, dscp)
             except OSError as error:
                 raise SwerveError(f"a socket for probes of {pinned.path}: {error.strerror}") from None
             undo.pop_all()
@@ -120,7 +119,7 @@ class SizeProbes:
                 return
             except OSError:  # told by a router, or refused by the host: `told` reads what it was
                 continue
-            self.wire_bytes += count + self._header + _ETHERNET_BYTES
+            self.wire_bytes += count + self._header + frames.ETHERNET_BYTES
             reply = wire.size_reply(bytes(_room[: min(count, wire.SHORT_REPLY_BYTES)]))
             if reply is not None and source[:2] == self._remote:
                 longest = reply.longest + self._header if reply.longest else 0

@@ -1,4 +1,4 @@
-"""STAMP packets that user space writes and reads itself: error estimates, and probes of a chosen size.
+"""STAMP packets that user space writes and reads itself: probes, and those of a chosen size.
 
 RFC 8762 unauthenticated, with session identifier and TLVs of RFC 8972. docs/probes.md lists the deviations.
 """
@@ -9,6 +9,8 @@ import struct
 from typing import Final, NamedTuple
 
 BASE_BYTES: Final = 44  # RFC 8762, sections 4.2.1 and 4.3.1
+TLV_TYPE, TLV_BYTES = 253, 28  # of a probe, ours, of those for private use
+NONCE_BYTES: Final = 8  # it begins with
 EXTRA_PADDING: Final = 1  # TLV type, RFC 8972 section 5
 REPLY_SIZE: Final = 252  # ours, of those for private use
 UNRECOGNISED, MALFORMED = 0x80, 0x40  # TLV flags U and M, RFC 8972 section 4
@@ -18,6 +20,8 @@ SIZE_SSID: Final = 0xFFFF
 
 _SYNCHRONISED, _PTP = 0x8000, 0x4000  # error estimate: S and Z, RFC 4656 section 4.1.2, RFC 8186 section 2.3
 _TLV_HEADER = 4
+NONCE_AT: Final = BASE_BYTES + _TLV_HEADER
+PROBE_BYTES: Final = NONCE_AT + TLV_BYTES  # UDP payload
 _REPLY_SIZE_BYTES = 4
 _REPLY_SIZE = struct.Struct("!BBHHH")  # TLV: flags, type, length; whether the reply shall be short; longest answered
 _SIZE_BASE = struct.Struct("!IIIHH28x")
@@ -33,6 +37,12 @@ def error_estimate(bound_ns: int, synchronised: bool) -> int:
         multiplier = (multiplier + 1) // 2
         scale += 1
     return (_SYNCHRONISED if synchronised else 0) | _PTP | scale << 8 | multiplier
+
+
+def probe(seq: int, error_estimate: int, ssid: int, nonce: bytes = bytes(NONCE_BYTES)) -> bytes:
+    """The payload of a probe, without its timestamp."""
+    base = struct.pack("!I8xHH28x", seq, error_estimate, ssid)
+    return base + struct.pack("!BBH", UNRECOGNISED, TLV_TYPE, TLV_BYTES) + nonce.ljust(TLV_BYTES, b"\0")
 
 
 def size_request(payload_bytes: int, seq: int, now_ns: int, short_reply: bool) -> bytes:

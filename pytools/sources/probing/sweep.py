@@ -24,7 +24,7 @@ from pytools.estimators.delays import STAMP_BOUND_NS
 from pytools.estimators.windows import MISSING
 from pytools.kernel import error_queue
 from pytools.sources.probing import frames, stamp_packet, udp
-from pytools.sources.probing.paths import PinnedPath
+from pytools.sources.probing.paths import PinnedPath, Session
 from pytools.sources.probing.program import MOST_SESSIONS, NUMBERS, SEQ_WRAP, SWEEP, SWEEP_ROWS, ProbeProgram
 from pytools.sources.probing.tracing import PORTS
 
@@ -33,8 +33,6 @@ FIRST_ROW: Final = MOST_SESSIONS  # of the sessions
 _TRIES: Final = 32  # to find so many free ports in a row
 _TURNS: Final = 16  # numbers of one row, before they begin again: distinguishes a late reply from the next one's
 _BUFFER_BYTES: Final = 4096
-_NONCE_BYTES: Final = 8
-_PAYLOAD_BYTES: Final = frames.PROBE_BYTES
 _MOST_ERRORS: Final = 64  # taken at once
 
 
@@ -44,7 +42,8 @@ class Fate(NamedTuple):
     path: int
     port: int  # by number
     sent_ns: int
-    forward_ns: int  # the peer's clock at its ingress minus ours at our egress; MISSING: lost, or it gives no time
+    # the peer's clock at its ingress minus ours at our egress; MISSING: lost, or it gives no time
+    forward_ns: int = MISSING
 
 
 class Spoke(NamedTuple):
@@ -54,12 +53,6 @@ class Spoke(NamedTuple):
     destination: str
     router: str
     seq: int | None  # as the probe has it; None: it does not say
-
-
-class _Sent(NamedTuple):
-    path: int
-    port: int
-    sent_ns: int
 
 
 class Sweep:
@@ -96,7 +89,7 @@ class Sweep:
         self._port, self._dscp, self._timeout_ns = port, dscp, timeout_ns
         self._free = deque(range(SWEEP_ROWS))
         self._turn = [0] * SWEEP_ROWS
-        self._under_way: dict[int, _Sent] = {}
+        self._under_way: dict[int, Fate] = {}
         self._sockets: dict[tuple[udp.Family, int], socket.socket] = {}
         self._by_fd: dict[int, tuple[udp.Family, int]] = {}
         self.wire_bytes = self.refused = 0
@@ -137,26 +130,28 @@ class Sweep:
         """Send a probe of a sweep; False: too many are under way."""
         if not self._free:
             return False
-        row, shared = self._free.popleft(), pinned.peer.clock == "shared"
+        row = self._free.popleft()
         number = self._turn[row] = (self._turn[row] + 1) % _TURNS
-        session = FIRST_ROW + row
-        source_port = self.first_port + port
-        self._program.set_session(session, pinned.index, pinned.path.address, source_port, shared, SWEEP)
-        seq = (self._program.seq_base + session * NUMBERS + number) % SEQ_WRAP
-        error = stamp_packet.error_estimate(STAMP_BOUND_NS, shared)
-        self._under_way[row] = _Sent(pinned.index, port, now_ns)
-        self._send(pinned, port, 255, frames.probe(seq, error, 0, os.urandom(_NONCE_BYTES)))
+        session = self._session(pinned, port, row)
+        self._program.set_session(session, SWEEP)
+        seq = (self._program.seq_base + session.row * NUMBERS + number) % SEQ_WRAP
+        error = stamp_packet.error_estimate(STAMP_BOUND_NS, pinned.shared_clock)
+        self._under_way[row] = Fate(pinned.index, port, now_ns)
+        self._send(session, stamp_packet.probe(seq, error, 0, os.urandom(stamp_packet.NONCE_BYTES)))
         return True
 
     def ask(self, pinned: PinnedPath, port: int, ttl: int, seq: int) -> None:
         """Send a probe of the same flow that a router is to answer; probe.c only hands it to the gateway."""
-        payload = stamp_packet.size_request(_PAYLOAD_BYTES, seq, 0, short_reply=True)
-        self._send(pinned, port, ttl, payload)
+        payload = stamp_packet.size_request(stamp_packet.PROBE_BYTES, seq, 0, short_reply=True)
+        self._send(self._session(pinned, port, ttl=ttl), payload)
 
-    def _send(self, pinned: PinnedPath, port: int, ttl: int, payload: bytes) -> None:
+    def _session(self, pinned: PinnedPath, port: int, row: int = 0, ttl: int = 255) -> Session:
         # Of IPv6 routers may hash the flow label instead of the ports, or both.
         source_port = self.first_port + port
-        made = frames.Frame(pinned, source_port, self._port, self._dscp, ttl, source_port << 4 | 1)
+        return Session(pinned, source_port, FIRST_ROW + row, ttl=ttl, flow_label=source_port << 4 | 1)
+
+    def _send(self, session: Session, payload: bytes) -> None:
+        made = frames.Frame(session, self._port, self._dscp)
         frame = made.around(payload)
         try:
             self._packets.sendto(frame, made.address)
@@ -169,25 +164,24 @@ class Sweep:
         """What the kernel's records say of probes under way."""
         for record in records:
             row = int(record["session"]) - FIRST_ROW
-            sent = self._under_way.get(row)
-            if sent is None or int(record["number"]) != self._turn[row]:
+            fate = self._under_way.get(row)
+            if fate is None or int(record["number"]) != self._turn[row]:
                 continue  # answered before, or given up
             self._end(row)
             there = int(record["t2_ns"])
-            forward_ns = there - int(record["t1_ns"]) if there else MISSING
-            yield Fate(*sent, forward_ns)
+            yield fate._replace(forward_ns=there - int(record["t1_ns"])) if there else fate
 
     def expired(self, now_ns: int) -> Iterator[Fate]:
         """Probes that were not answered in time."""
-        for row, sent in list(self._under_way.items()):  # in the order in which they were sent
-            if now_ns - sent.sent_ns < self._timeout_ns:
+        for row, fate in list(self._under_way.items()):  # in the order in which they were sent
+            if now_ns - fate.sent_ns < self._timeout_ns:
                 return
             self._end(row)
-            yield Fate(*sent, MISSING)
+            yield fate
 
     def forget(self, path: int) -> None:
         """What is under way along a path says nothing any more."""
-        for row in [row for row, sent in self._under_way.items() if sent.path == path]:
+        for row in [row for row, fate in self._under_way.items() if fate.path == path]:
             self._end(row)
 
     def _end(self, row: int) -> None:
