@@ -34,6 +34,7 @@ from pytools.sources.probing import planner
 from pytools.sources.probing.measurements import DUPLICATES, LOST, RECEIVED, REORDERED, SENT
 from pytools.sources.probing.mesh import ProbeMesh
 from pytools.sources.probing.program import NUMBERS
+from pytools.sources.probing.send_log import SendLog
 from pytools.sources.probing.sessions import EXTRA_EVERY_NS, EXTRA_TICKS, PROBES, Results
 
 pytestmark = pytest.mark.beside
@@ -400,9 +401,14 @@ def test_extra_probes_are_answered_as_the_others_and_count_for_no_silence(
     assert sum(len(each.extra) for each in results) == 3 * EXTRA_TICKS
     steady = sender.counted(SENT) - 3 * EXTRA_TICKS
     liveness = sender.mesh.measurements.liveness
-    assert (liveness._sent[0], liveness._answered[0]) == (steady, steady)
+    assert (sent_so_far(liveness.steady), liveness._answered[0]) == (steady, steady)
     assert [sender.counted(each) for each in (LOST, DUPLICATES, REORDERED)] == [0, 0, 0]
     assert sender.lost_anything().keys() <= {"probe_missed_sends"}  # not lost: a machine may be late for what is due
+
+
+def sent_so_far(log: SendLog) -> int:
+    """On the first path."""
+    return int(log.sent_by(np.array([time.monotonic_ns()]), np.array([0]))[0])
 
 
 def test_extra_probes_along_one_path_are_counted_there(
@@ -414,7 +420,7 @@ def test_extra_probes_along_one_path_are_counted_there(
     sender.send()
     assert not probes.hurry(np.array([1]), alone=True), "no such path"
     assert probes.hurry(np.zeros(1, np.intp), alone=True)
-    nodes.serve_until(lambda: liveness._extra_sent[0] == EXTRA_TICKS, "all are sent")
+    nodes.serve_until(lambda: sent_so_far(liveness.extra) == EXTRA_TICKS, "all are sent")
     results: list[Results] = []
 
     def all_answered() -> bool:
@@ -422,7 +428,7 @@ def test_extra_probes_along_one_path_are_counted_there(
         return extra_with_answer(results) == EXTRA_TICKS
 
     nodes.serve_until(all_answered, "all are answered")
-    assert liveness._extra_before[0] == EXTRA_TICKS
+    assert liveness.extra.answered_by[0] == EXTRA_TICKS
 
 
 def test_extra_probes_that_are_too_late_are_left_out_and_counted(

@@ -52,7 +52,7 @@ class World:
 
     def send(self, *paths: int) -> int:
         """One probe on each of these; when it left."""
-        self.liveness.sent(np.array([self.now_ns]), np.bincount(paths, minlength=self.paths)[None])
+        self.liveness.steady.sent(np.array([self.now_ns]), np.bincount(paths, minlength=self.paths)[None])
         return self.now_ns
 
     def answer(
@@ -171,7 +171,7 @@ def silent_with_extra(world: World, misses: int, extra: int) -> None:
         world.answer(1, sent_ns)
         world.wait(INTERVAL_NS - MS)
     times_ns = world.now_ns - INTERVAL_NS + 2 * MS + np.arange(extra)
-    world.liveness.sent_extra(times_ns, np.tile([1, 0], (extra, 1)))
+    world.liveness.extra.sent(times_ns, np.tile([1, 0], (extra, 1)))
     world.look()
 
 
@@ -218,7 +218,7 @@ def test_a_miss_by_extra_probes_is_told_at_once_up_to_the_limit() -> None:
     silent_with_extra(world, 4, extra=0)
     world.told.clear()
     for _ in range(8):
-        world.liveness.sent_extra(np.array([world.now_ns - 3 * MS]), np.array([[1, 0]]))
+        world.liveness.extra.sent(np.array([world.now_ns - 3 * MS]), np.array([[1, 0]]))
         world.look()
     told = [signal.missed_extra for signal in world.told if signal.path.interface == "rail0"]
     assert told == [1, 2]
@@ -479,13 +479,13 @@ def test_the_log_remembers_at_least_as_many_times_as_it_should(at_once: int) -> 
     log.grow(2)
     for begin in range(1, 500, at_once):
         turns = np.arange(begin, min(begin + at_once, 500))
-        log.note(turns * 10, np.stack([turns, turns // 3], axis=1))
+        log.sent(turns * 10, np.stack([np.ones_like(turns), turns // 3 - (turns - 1) // 3], axis=1))
         turn = int(turns[-1])
         back = np.array([turn - each for each in range(min(turn, 32))])
         for path, counts in ((0, back), (1, back // 3)):
             assert log.sent_by(back * 10, np.full(len(back), path)).tolist() == counts.tolist()
         assert log.sent_by(np.array([turn * 10 + 5]), np.array([0])).tolist() == [turn]
-    assert log.sent_beyond(np.array([498, 499, 497]), np.zeros(3, np.intp)).tolist() == [4990, 0, 4980]
+    assert log.miss_ns(np.zeros(3, np.intp), after=np.array([498, 499, 497])).tolist() == [4990, 0, 4980]
 
 
 # ---- against a slow count ----

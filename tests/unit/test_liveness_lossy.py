@@ -69,7 +69,7 @@ class Fabric:
 
     def _look(self) -> None:
         live = self.liveness
-        for sends, note in ((self._every, live.sent), (self._between, live.sent_extra)):
+        for sends, note in ((self._every, live.steady.sent), (self._between, live.extra.sent)):
             if sends:
                 times, counts = zip(*sends, strict=True)
                 note(np.array(times), np.array(counts))

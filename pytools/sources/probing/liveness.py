@@ -70,12 +70,14 @@ class Liveness(Growing):
         What extra probes that were missed add to that.
     any_silent : bool
         Whether any path missed one, as of the latest `look`.
+    steady, extra : SendLog
+        When probes that count were sent: those of every interval, and extra ones.
     """
 
     def __init__(self, interval_ns: int) -> None:
         self._interval_ns = interval_ns
-        self._log = SendLog(max(_LEAST_LOGGED, 2 * _LOGGED_NS // interval_ns))  # of two halves of the peers
-        self._extra_log = SendLog(_LOGGED_EXTRA)
+        self.steady = SendLog(max(_LEAST_LOGGED, 2 * _LOGGED_NS // interval_ns))  # of two halves of the peers
+        self.extra = SendLog(_LOGGED_EXTRA)
         self._paths: dict[int, Path] = {}
         self._request_keys: dict[int, tuple[bytes, int]] = {}
         self._requests: Mapping[tuple[bytes, int], int] = {}
@@ -83,15 +85,12 @@ class Liveness(Growing):
         self.grow(0)
 
     def _allocate(self, paths: int) -> None:
-        self._log.grow(paths)
-        self._extra_log.grow(paths)
+        self.steady.grow(paths)
+        self.extra.grow(paths)
         self._rows = np.arange(paths)
         self._probed = np.zeros(paths, np.bool_)
         self.missed, self.missed_extra = np.zeros((2, paths), np.int64)
-        self._sent = np.zeros(paths, np.int64)  # probes that count, in all
         self._arrived_ns = np.zeros(paths, np.int64)  # latest answer; 0: none
-        self._sent_before = np.zeros(paths, np.int64)  # probes sent until then
-        self._extra_sent, self._extra_before = np.zeros((2, paths), np.int64)  # the same of extra probes
         self._extra_due_ns = np.zeros(paths, np.int64)  # see `suspected`
         self._answered_sent_ns = np.zeros(paths, np.int64)  # when the latest of the answered probes had left; 0: none
         self._peers, self._addresses = np.zeros((2, paths), np.int64)  # of each path, numbers of its peer's; 0: none
@@ -134,20 +133,6 @@ class Liveness(Growing):
 
     # ---- what happens ----
 
-    def sent(self, times_ns: Times, counts: Counts) -> None:
-        """Take note of when probes that count were sent, and how many on each path: shape (times, paths)."""
-        if len(times_ns):
-            totals = self._sent + counts.cumsum(axis=0)
-            self._log.note(times_ns, totals)
-            self._sent = totals[-1]
-
-    def sent_extra(self, times_ns: Times, counts: Counts) -> None:
-        """Take note of when extra probes were sent, as `sent` does of others."""
-        if len(times_ns):
-            totals = self._extra_sent + counts.cumsum(axis=0)
-            self._extra_log.note(times_ns, totals)
-            self._extra_sent = totals[-1]
-
     def arrived(self, paths: Rows, sent_ns: Times, arrived_ns: Times, round_trips_ns: Times) -> None:
         """Take note of answers, to whatever probes."""
         answers = np.bincount(paths, minlength=len(self._rows))
@@ -163,9 +148,8 @@ class Liveness(Growing):
         np.maximum.at(self._answered_sent_ns, paths, sent_ns)
         grace_ns = np.minimum(np.maximum(2 * turnaround.take(paths), LEAST_GRACE_NS), self._interval_ns)
         self._grace_ns.put(paths, grace_ns)
-        self._sent_before.put(paths, self._log.sent_by(self._arrived_ns.take(paths), paths))
-        if self._extra_log.latest_ns:
-            self._extra_before.put(paths, self._extra_log.sent_by(self._arrived_ns.take(paths), paths))
+        for log in (self.steady, self.extra):
+            log.arrived(paths, self._arrived_ns.take(paths))
         if self.any_silent:
             self._silent_since_ns[paths] = 0
 
@@ -203,7 +187,7 @@ class Liveness(Growing):
         int, optional
             When the next miss in a row falls due, where one has just begun.
         """
-        self.missed = np.maximum(self._log.sent_by(now_ns - self._grace_ns, self._rows) - self._sent_before, 0)
+        self.missed = self.steady.missed(now_ns - self._grace_ns)
         self._measure_loss()
         self.any_silent = bool(np.count_nonzero(self.missed))
         if not self.any_silent:
@@ -211,7 +195,7 @@ class Liveness(Growing):
             return None
         self._run[self.missed > 1] = 0
         begins = ((self.missed > 0) & (self._silent_since_ns == 0)).nonzero()[0]
-        self._silent_since_ns[begins] = self._log.sent_beyond(self._sent_before[begins], begins)
+        self._silent_since_ns[begins] = self.steady.miss_ns(begins)
         self._count_extra(now_ns)
         young = now_ns - self._silent_since_ns < _ALERT_INTERVALS * self._interval_ns
         alert = np.flatnonzero((self.missed > 0) & young & self._probed)
@@ -219,8 +203,7 @@ class Liveness(Growing):
 
     def _count_extra(self, now_ns: int) -> None:
         """Count what extra probes add to the misses, and how much would decide for every path that is silent."""
-        extra = self._extra_log.sent_by(now_ns - self._grace_ns, self._rows) - self._extra_before
-        extra = np.minimum(np.maximum(extra, 0) // 2, 5 * self.missed // 4)
+        extra = np.minimum(self.extra.missed(now_ns - self._grace_ns) // 2, 5 * self.missed // 4)
         self.missed_extra = np.where(self.missed >= LEAST_BEFORE_EXTRA, extra, 0)
         limits = np.zeros(self._addresses.max(initial=0) + 1, np.int64)
         np.maximum.at(limits, self._addresses, self._limits)
@@ -231,14 +214,14 @@ class Liveness(Growing):
 
         What was lost before the first answer, or while the path was silent, says nothing about chance.
         """
-        sent, answered = self._sent_before - self._seen[:, 0], self._answered - self._seen[:, 1]
+        sent, answered = self.steady.answered_by - self._seen[:, 0], self._answered - self._seen[:, 1]
         grown = sent > 0
         # Where none was lost, neither now nor lately, nothing else can change.
-        counts = (sent != answered) | self._lossy | (self._sent_before - self._blocks[:, 0] >= _BLOCK)
+        counts = (sent != answered) | self._lossy | (self.steady.answered_by - self._blocks[:, 0] >= _BLOCK)
         counts &= grown
         if np.count_nonzero(counts):
             self._count_losses(counts.nonzero()[0], sent[counts], answered[counts])
-        np.copyto(self._seen[:, 0], self._sent_before, where=grown)
+        np.copyto(self._seen[:, 0], self.steady.answered_by, where=grown)
         np.copyto(self._seen[:, 1], self._answered, where=grown)
 
     def _count_losses(self, grown: Rows, sent: Counts, answered: Counts) -> None:
@@ -250,7 +233,7 @@ class Liveness(Growing):
         forgotten = (1.0 - _SUDDEN_WEIGHT) ** sent
         lost = np.where(silent, self._sudden[grown], np.clip(1.0 - answered / sent, 0.0, 1.0))
         self._sudden[grown] = self._sudden[grown] * forgotten + lost * (1.0 - forgotten)
-        self._seen[grown, 0], self._seen[grown, 1] = self._sent_before[grown], self._answered[grown]
+        self._seen[grown, 0], self._seen[grown, 1] = self.steady.answered_by[grown], self._answered[grown]
         full = grown[self._seen[grown, 0] - self._blocks[grown, 0] >= _BLOCK]
         self._blocks[full, 2:] = self._blocks[full, :2]
         self._blocks[full, :2] = self._seen[full]
@@ -288,11 +271,11 @@ class Liveness(Growing):
         """
         most_ns = np.where(2 * self._recent_ns <= _MOST_GRACE_NS, _LATE_NS, self._interval_ns)
         late_ns = np.minimum(self._grace_ns, most_ns)
-        overdue = self._log.sent_by(now_ns - late_ns, self._rows) > self._sent_before
+        overdue = self.steady.missed(now_ns - late_ns) > 0
         chosen = np.flatnonzero(overdue & self._probed & (self._arrived_ns > 0))
         if not len(chosen):
             return chosen
-        since_ns = self._log.sent_beyond(self._sent_before[chosen], chosen)
+        since_ns = self.steady.miss_ns(chosen)
         chosen = chosen[since_ns > now_ns - _BEGUN_INTERVALS * self._interval_ns]
         return chosen[self.loss(chosen)[0] <= _RARELY]
 
@@ -319,7 +302,7 @@ class Liveness(Growing):
     def _next_miss(self, paths: Rows, now_ns: int) -> int:
         """When the first of these paths has left one more probe unanswered for its grace."""
         grace, since = self._grace_ns[paths], self._silent_since_ns[paths]
-        following = self._log.sent_beyond(self._sent_before[paths] + self.missed[paths], paths)
+        following = self.steady.miss_ns(paths, self.missed[paths])
         expected = since + ((now_ns - grace - since) // self._interval_ns + 1) * self._interval_ns
         return int((np.where(following > 0, following, expected) + grace).min())
 

@@ -230,11 +230,10 @@ class Planner(Sessions):
                 if how_many(results > 0) < results.size:
                     self._refused(kind, made, places, results, counts[:, 1], chosen)
         self._measurements.sent(counts[:, 0].sum(axis=0))
-        if extra:
-            between = kinds == _BETWEEN
-            self._measurements.liveness.sent_extra(began_ns[between], counts[between, 1])
-            began_ns, counts = began_ns[~between], counts[~between]
-        self._measurements.liveness.sent(began_ns, counts[:, 1])
+        liveness, between = self._measurements.liveness, kinds == _BETWEEN
+        for log, chosen in (liveness.extra, between), (liveness.steady, ~between):
+            if np.count_nonzero(chosen):
+                log.sent(began_ns[chosen], counts[chosen, 1])
 
     def _by_path_of_kinds(self) -> NDArray[np.int64]:
         """What each kind of ticks sends on each path that is measured, and how many count: shape (kinds, 2, paths)."""

@@ -1,4 +1,4 @@
-"""How many probes had been sent on each path at any recent time.
+"""How many probes had been sent on each path at any recent time, and which of them no answer has followed.
 
 Times are CLOCK_MONOTONIC nanoseconds, in the order in which they are noted. One thread.
 """
@@ -14,7 +14,13 @@ Counts = NDArray[np.int64]
 
 
 class SendLog(Growing):
-    """How many probes had been sent on each path after each of the last `kept` times, at least, that any were sent."""
+    """How many probes had been sent on each path after each of the last `kept` times, at least, that any were sent.
+
+    Attributes
+    ----------
+    answered_by : ndarray of int64
+        By path, how many had been sent when its latest answer arrived.
+    """
 
     def __init__(self, kept: int) -> None:
         self._kept = kept
@@ -24,9 +30,11 @@ class SendLog(Growing):
 
     def _allocate(self, paths: int) -> None:
         self._counts = np.zeros((2 * self._kept + 1, paths), np.int64)  # row k: after k of the times; 0: before all
+        self.answered_by = np.zeros(paths, np.int64)
 
-    def note(self, times_ns: Times, counts: Counts) -> None:
-        """Take note of when some were sent, and of how many had then been sent in all, shape (times, paths)."""
+    def sent(self, times_ns: Times, counts: Counts) -> None:
+        """Take note of when some were sent, and how many on each path: shape (times, paths)."""
+        counts = self._counts[self._used] + counts.cumsum(axis=0)  # in all
         times_ns, counts = times_ns[-self._kept :], counts[-self._kept :]
         end = self._used + len(times_ns)
         if end > len(self._times):
@@ -37,10 +45,15 @@ class SendLog(Growing):
         self._times[self._used : end], self._counts[self._used + 1 : end + 1] = times_ns, counts
         self._used = end
 
-    @property
-    def latest_ns(self) -> int:
-        """The last time that any were sent; 0: there is none."""
-        return int(self._times[self._used - 1]) if self._used else 0
+    def arrived(self, paths: Rows, at_ns: Times) -> None:
+        """Take note of when the latest answer on each of these paths arrived, to whatever probe."""
+        if self._used:
+            self.answered_by.put(paths, self.sent_by(at_ns, paths))
+
+    def missed(self, by_ns: Times) -> Counts:
+        """How many of those sent by a time of its own for each path were followed by no answer."""
+        missed: Counts = np.maximum(self.sent_by(by_ns, np.arange(len(by_ns))) - self.answered_by, 0)
+        return missed
 
     def sent_by(self, times_ns: Times, paths: Rows) -> Counts:
         """How many had been sent on each of these paths at a time of its own."""
@@ -48,9 +61,9 @@ class SendLog(Growing):
         counts: Counts = self._counts[places, paths]
         return counts
 
-    def sent_beyond(self, counts: Counts, paths: Rows) -> Times:
-        """When the probe after the first so many was sent on each of these paths; 0 where none was yet."""
-        beyond = self._counts[1 : self._used + 1, paths] > counts
+    def miss_ns(self, paths: Rows, after: Counts | int = 0) -> Times:
+        """When the first that no answer has followed was sent on each of these paths, or so many later; 0: none yet."""
+        beyond = self._counts[1 : self._used + 1, paths] > self.answered_by[paths] + after
         if not len(beyond):
             return np.zeros(len(paths), np.int64)
         return np.where(beyond[-1], self._times[beyond.argmax(axis=0)], 0)
