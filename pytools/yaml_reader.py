@@ -93,7 +93,8 @@ class Reader:
         self.lines: dict[Location, int] = {}
         self.spans: dict[Location, tuple[int, int]] = {}  # of each value: where it begins and ends in the text
         self.problems: list[Problem] = []
-        self._aliases, self._values = aliases, 0
+        self._aliases = aliases
+        self._sizes: dict[int, int] = {}  # by node: how many values it stands for; 0 while they are counted
         self._loader: _Loader
 
     def read(self, text: str) -> Any:
@@ -108,7 +109,11 @@ class Reader:
             self._loader = _Loader(text)
             self._loader.aliases = self._aliases
             node = self._loader.get_single_node()
-            return None if node is None else self._value(node, ())
+            if node is None:
+                return None
+            self._sizes.clear()
+            self._size(node)
+            return self._value(node, ())
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
             raise NotYamlError(mark.line + 1 if mark else 1, str(error.problem or error.context)) from None
@@ -122,10 +127,22 @@ class Reader:
         known = next(at[:end] for end in range(len(at), -1, -1) if at[:end] in self.lines or not end)
         return Problem(self.lines.get(known, 1), dotted(at), what, hint)
 
+    def _size(self, node: yaml.Node) -> int:
+        """Count the values that a node stands for, each node once however many aliases name it."""
+        if id(node) not in self._sizes:
+            self._sizes[id(node)] = 0
+            inside = node.value if isinstance(node, yaml.CollectionNode) else []
+            values = [each[1] for each in inside] if isinstance(node, yaml.MappingNode) else inside
+            size = self._sizes[id(node)] = 1 + sum(map(self._size, values))
+            if size > _MOST_VALUES:
+                raise NotYamlError(_line(node), "too large")
+        elif not self._sizes[id(node)]:  # an alias of what it is part of
+            raise NotYamlError(_line(node), "nested too deeply")
+        return self._sizes[id(node)]
+
     def _value(self, node: yaml.Node, at: Location) -> Any:
-        self._values += 1
-        if self._values > _MOST_VALUES or len(at) > _DEEPEST:  # of an alias
-            raise NotYamlError(_line(node), "too large" if self._values > _MOST_VALUES else "nested too deeply")
+        if len(at) > _DEEPEST:  # of an alias
+            raise NotYamlError(_line(node), "nested too deeply")
         self.lines.setdefault(at, _line(node))
         self.spans[at] = (node.start_mark.index, node.end_mark.index)
         if not node.tag.startswith(_OURS) or node.tag.startswith(f"{_OURS}python"):
