@@ -42,15 +42,13 @@ from pytools.signals import (
     TcpPath,
 )
 from pytools.views import empty_states
-from pytools.views.filters import Filters
+from pytools.views.filters import TRAITS, Filters
 from pytools.views.model import Model, is_whole_path
 
 PATIENCE_S: Final = 5.0
-_OF_FLOWS: Final = frozenset({"dst", "src", "port", "pid", "command", "interface", "path", "pod"})
 # Processes are looked for once somebody listens to connections, and told a window later, of idle ones the fourth.
 _OWNERS_S: Final = 2.4
 _ALL_OWNERS_S: Final = 5.5
-_OF_LINKS: Final = frozenset({"dst", "interface", "path"})
 
 
 @dataclass(frozen=True)
@@ -65,13 +63,17 @@ class View:
     # Why there is nothing, when an agent that lives has nothing of this kind; None: that is an error.
     silence: Callable[[Model], str] | None = None
     patience_s: float = PATIENCE_S
-    filters: frozenset[str] = frozenset()  # those that something in it can pass
     owners_s: float | None = None  # instead of first_s where owners are asked for; None: they come at once
     usual: Callable[[Any], tuple[float, ...]] | None = None  # the order of rows; None: as they came
 
     @property
     def types(self) -> frozenset[str]:
         return frozenset(TAGS[kind] for kind in (*self.shows, *self.needs, *self.lives))
+
+    @property
+    def filters(self) -> frozenset[str]:
+        """Those that something in it can pass."""
+        return frozenset(name for kind in self.shows for name in TRAITS.get(kind, ()))
 
     def rows(self, model: Model) -> list[AnySignal]:
         """The signals that a frame stands for."""
@@ -84,7 +86,7 @@ class View:
 
     def wait_s(self, filters: Filters | None) -> float:
         """How long to listen before the first frame."""
-        asks_for_owners = filters is not None and (filters.pid or filters.command)
+        asks_for_owners = filters is not None and not filters.wanted.keys().isdisjoint(("pid", "command"))
         return self.owners_s if asks_for_owners and self.owners_s is not None else self.first_s
 
 
@@ -94,36 +96,24 @@ class _Top(View):
 
 
 VIEWS: Final[Mapping[str, View]] = {
-    "delay": View((PathDelay, PathLiveness), (PathDelay,), filters=_OF_LINKS),
+    "delay": View((PathDelay, PathLiveness), (PathDelay,)),
     "tcp": View(  # `self` and `tcp_host` say that the agent lives, and whether its hooks do
         (TcpHost, TcpPath, TcpNamespace, TcpFlow),
         (Self, TcpHost),
         (),
         first_s=_OWNERS_S,
-        filters=_OF_FLOWS,
         owners_s=_ALL_OWNERS_S,
     ),
-    "flows": View((TcpFlow,), (Self, TcpHost), (), first_s=_OWNERS_S, filters=_OF_FLOWS, owners_s=_ALL_OWNERS_S),
+    "flows": View((TcpFlow,), (Self, TcpHost), (), first_s=_OWNERS_S, owners_s=_ALL_OWNERS_S),
     "drops": View((PacketDrops,), (PacketDrops,), silence=empty_states.no_drops),
-    "links": View((Link, PathMtu, PathEcn, LinkEvent), (Link,), silence=empty_states.no_links, filters=_OF_LINKS),
+    "links": View((Link, PathMtu, PathEcn, LinkEvent), (Link,), silence=empty_states.no_links),
     # An interface that is well says nothing of events, but that it is there.
-    "events": View((LinkEvent,), (Link, LinkEvent), silence=empty_states.no_links, filters=_OF_LINKS),
-    "rdma": View(
-        (RdmaSight, RdmaQueuePair, RdmaSuspects),
-        (RdmaSight,),
-        silence=empty_states.no_rdma,
-        filters=frozenset({"dst", "pid", "command", "interface", "path", "verdict"}),
-    ),
-    "ports": View((RdmaPort,), (RdmaSight,), silence=empty_states.no_rdma, filters=frozenset({"interface"})),
+    "events": View((LinkEvent,), (Link, LinkEvent), silence=empty_states.no_links),
+    "rdma": View((RdmaSight, RdmaQueuePair, RdmaSuspects), (RdmaSight,), silence=empty_states.no_rdma),
+    "ports": View((RdmaPort,), (RdmaSight,), silence=empty_states.no_rdma),
     "suspects": View((RdmaSuspects,), (RdmaSight,), silence=empty_states.no_rdma),
     # `tcp_host` says that the agent lives. Ranks need a second, their connections four windows, a lag two answers.
-    "jobs": View(
-        (Job,),
-        (Job, TcpHost),
-        first_s=_ALL_OWNERS_S,
-        silence=empty_states.no_jobs,
-        filters=frozenset({"dst", "pid", "command", "interface", "path", "pod", "job"}),
-    ),
+    "jobs": View((Job,), (Job, TcpHost), first_s=_ALL_OWNERS_S, silence=empty_states.no_jobs),
     # NVML is opened once somebody listens; a counter has grown from its second reading on.
     "gpu": View((Gpu, GpuClock), (Gpu, TcpHost), (), first_s=3.3, silence=empty_states.no_gpus),
     # The first signal covers the time since somebody last asked; the second one covers a second.
@@ -132,15 +122,12 @@ VIEWS: Final[Mapping[str, View]] = {
         (AppDelay,),
         (AppDelay,),
         silence=empty_states.no_app_delays,
-        filters=_OF_LINKS | {"src", "port"},
         usual=lambda app: (not is_whole_path(app), -app.sampled),
     ),
     # Every five seconds.
-    "ways": View((PathWay,), (PathWay,), silence=empty_states.no_ways, patience_s=8.0, filters=_OF_LINKS),
-    "clocks": View(
-        (Clock,), (Clock,), (PathDelay, ClockEdge), silence=empty_states.no_clocks, filters=frozenset({"host"})
-    ),
-    "edges": View((ClockEdge,), (ClockEdge,), silence=empty_states.no_edges, filters=_OF_LINKS | {"host"}),
+    "ways": View((PathWay,), (PathWay,), silence=empty_states.no_ways, patience_s=8.0),
+    "clocks": View((Clock,), (Clock,), (PathDelay, ClockEdge), silence=empty_states.no_clocks),
+    "edges": View((ClockEdge,), (ClockEdge,), silence=empty_states.no_edges),
     "collocation": View(  # every five seconds, of which some may just have passed
         (Collocation,),
         (Collocation,),

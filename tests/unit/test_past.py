@@ -33,7 +33,7 @@ from pytools.recording.writer import TrackWriter
 from pytools.signals import Act, AnySignal, PathDelay, TcpFlow, decode, encode
 from pytools.sources.recording import RecordingSource
 from pytools.views import history_query
-from pytools.views.filters import Filters
+from pytools.views.filters import parse
 
 SECOND = 1_000_000_000
 
@@ -113,7 +113,7 @@ def test_types_times_hosts_and_filters_narrow() -> None:
     assert passing(told, since_ns=at) == told and passing(told, since_ns=at + 1) == []
     assert passing(told, until_ns=at) == [] and passing(told, until_ns=at + 1) == told
     assert passing(told, host="h1") == told and passing(told, host="h2") == []
-    found = passing(told, filters=Filters(path=("rail1",)))
+    found = passing(told, filters=parse(path=["rail1"]))
     assert any(isinstance(each, PathDelay) for each in found) and not any(isinstance(each, Act) for each in found)
 
 

@@ -13,7 +13,7 @@ from typing import Final, Literal, NamedTuple
 from pytools.errors import UsageError
 from pytools.signals import AnySignal
 from pytools.views import filters
-from pytools.views.filters import Filters, Traits, chosen
+from pytools.views.filters import FILTERS, Filters, chosen
 from pytools.views.top.rings import HORIZONS_S
 
 Panel = Literal["paths", "flows", "links", "rdma", "events", "jobs"]
@@ -104,11 +104,11 @@ def asked(typed: str) -> Asked:
     given: dict[str, list[str]] = {}
     rest = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
     for name, value in zip(rest[::2], rest[1::2], strict=False):
-        given.setdefault(chosen(name.removeprefix("--"), Traits._fields, "filter"), []).append(value)
+        given.setdefault(chosen(name.removeprefix("--"), FILTERS, "filter"), []).append(value)
     if len(rest) % 2:
         raise UsageError(f"{rest[-1]} has no value", "like --path rail1")
     numbers = {name: [_number(name, value) for value in given.pop(name, [])] for name in ("port", "pid")}
-    return Asked(filters=filters.parse(**given, **numbers))  # type: ignore[arg-type]
+    return Asked(filters=filters.parse(**given, **numbers))
 
 
 def _number(name: str, text: str) -> int:
