@@ -31,7 +31,7 @@ STATE_STYLES: Final[dict[str, str]] = {
     "unmeasured": "dim",
     "healthy": "green",
 }
-_CLOCK_STYLES: Final[dict[ClockState, str]] = {"synchronised": "green", "holdover": "yellow", "free_running": "red"}
+CLOCK_STYLES: Final[dict[ClockState, str]] = {"synchronised": "green", "holdover": "yellow", "free_running": "red"}
 
 
 def bound(ns: int | None) -> str:
@@ -71,7 +71,7 @@ def ppm(ppb: float | None) -> str:
 
 def clock_state(state: ClockState, silent: bool = False) -> Text:
     """The state of a clock; with a question mark when nobody stands for it any more."""
-    return Text(f"{state}?", style="dim") if silent else Text(state, style=_CLOCK_STYLES[state])
+    return Text(f"{state}?", style="dim") if silent else Text(state, style=CLOCK_STYLES[state])
 
 
 def number(count: int | None) -> str:

@@ -169,7 +169,7 @@ class Known:
         self._clocks[signal.of] = signal.state
         if before is None or before == signal.state:
             return None
-        style = {"synchronised": "green", "holdover": "yellow"}.get(signal.state, "red")
+        style = tables.CLOCK_STYLES[signal.state]
         what = f"{before} → {signal.state}"
         return Event(signal.at_ns, signal.unix_ns, "clock", signal.of, what, "", style, None, signal)
 
