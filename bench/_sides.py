@@ -50,7 +50,7 @@ rules:
   - name: {dead}
     when: {condition}
     then: {{shift: {{share: 0}}}}
-    return: {{dwell: 500ms, retry_after: 1s, steps: [1.0], step: 100ms}}
+    return: {{dwell: 500ms, max_dwell: 5s, retry_after: 1s, steps: [1.0], step: 100ms}}
 {more}"""
 
 

@@ -56,7 +56,7 @@ CONGESTED = """\
   - name: leave-congested-rail
     when: {signal: queueing_delay, quantile: last, above: 20ms, samples: 3, clear_below: 5ms}
     then: {shift: {share: 0}}
-    return: {dwell: 5s, retry_after: 1s, steps: [1.0], step: 100ms}
+    return: {dwell: 5s, max_dwell: 5s, retry_after: 1s, steps: [1.0], step: 100ms}
 """
 GOING = 20  # steps
 RANKS = 2
