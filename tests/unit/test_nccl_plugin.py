@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import support
 from nccl_kit import ADDRESS, THREAD, Job, built
 from numpy.typing import NDArray
-from support import ROOT
 
 from pytools.errors import RefusedError, SwerveError
 from pytools.estimators import collectives
@@ -52,7 +52,8 @@ def reading(directory: Path, job: Job, events: int) -> Iterator[Ring]:
     ring = Ring(path)
     ring.want(events, time.monotonic_ns() + LONG_NS)
     job.do(f"mask {events}")
-    assert ring.applied == events
+    # The plugin says so after it has told the job.
+    support.wait_until(lambda: ring.applied == events, 20, "the mask is said to be in force")
     yield ring
     ring.close()
 
@@ -376,7 +377,7 @@ def watched(tmp_path: Path, ranks: dict[int, str], *options: str) -> subprocess.
     job.write_text("\n".join([*script, "wait", "echo trained", "exit 3", ""]))
     job.chmod(0o700)
     words = [sys.executable, "-m", "steering.cli", "jobs", "watch", *options, "--", str(job)]
-    return subprocess.run(words, capture_output=True, text=True, cwd=ROOT, timeout=100, check=False)
+    return subprocess.run(words, capture_output=True, text=True, cwd=support.ROOT, timeout=100, check=False)
 
 
 def test_a_watched_job_runs_as_it_is_and_its_straggler_is_named(tmp_path: Path) -> None:
@@ -398,5 +399,5 @@ def test_a_watched_command_without_nccl_is_said_to_be_that(tmp_path: Path) -> No
     assert (done.returncode, done.stdout) == (3, "trained\n")
     assert done.stderr == "swerve: no rank on this host has loaded the plugin: it needs NCCL 2.23 or later\n"
     words = [sys.executable, "-m", "steering.cli", "jobs", "watch", "--", "/nowhere/at-all"]
-    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, timeout=100, check=False)
+    done = subprocess.run(words, capture_output=True, text=True, cwd=support.ROOT, timeout=100, check=False)
     assert done.returncode == 2 and "there is no command /nowhere/at-all" in done.stderr

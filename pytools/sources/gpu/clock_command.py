@@ -32,9 +32,10 @@ def run(interval_s: float, count: int, as_json: bool) -> int:
         while count:
             now_s = time.monotonic()
             clocks.tick(time.monotonic_ns())
-            if clocks.problem or (not newest and now_s - begin_s > _FIRST_S):
+            late = now_s - begin_s > _FIRST_S
+            if clocks.problem or (late and not newest):
                 raise CapabilityError(clocks.problem or "no GPU has answered", f"see {directories.page('gpu.md')}")
-            if not newest:
+            if not newest or (clocks.unknown and not late):  # the first report has all GPUs
                 due_s = now_s + interval_s
             elif now_s >= due_s:
                 due_s, count = now_s + interval_s, count - 1

@@ -109,6 +109,11 @@ class GpuClocks:
         """Whether the child has named the GPUs, and reads them."""
         return self._child is not None and bool(self._timers)
 
+    @property
+    def unknown(self) -> int:
+        """GPUs of which there is no line yet; of those that the child has named."""
+        return sum(each.fit is None for each in self._timers)
+
     def close(self) -> None:
         """End the child."""
         child, self._child = self._child, None
