@@ -1,9 +1,7 @@
 """What the agents of two hosts cost the traffic between them, everything on as shipped, against no agent.
 
-An unshaped lab of two hosts and two rails, whose cables keep the order of packets as network cards do (GRO). Otherwise
-packets wait in a veth at the CPU that sent them, and whatever wakes up there makes those of one flow overtake each
-other, so that TCP resends. Both agents compare clocks, talk over the bus, sample application packets and record; in one
-run they run and stop in turn.
+An unshaped lab of two hosts and two rails. Both agents compare clocks, talk over the bus, sample application packets
+and record; in one run they run and stop in turn.
 
 throughput_ratio   tcp: bit rate of one iperf3 flow; udp64: datagrams of 64 bytes, sent as fast as possible, counted as
                    they arrive in the receiver's UDP. Median of the ratios of neighbouring runs. The peer
@@ -19,7 +17,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
-import json
 import os
 import time
 from collections.abc import Iterator
@@ -50,17 +47,9 @@ def main() -> None:
     with Lab.up(f"bench-overhead-{os.getpid()}", hosts=2, rails=RAILS, rate="none", bus=True) as lab:
         for host in lab.hosts:
             configure(host, compare_clocks)
-        keep_order(lab)
         with iperf3_server(functools.partial(lab.start, lab.hosts[1])):
             throughput(lab, options.pairs, options.seconds)
             run_time(lab, options.rounds, options.seconds)
-
-
-def keep_order(lab: Lab) -> None:
-    """Let every veth of the lab take packets in by NAPI, one queue each."""
-    for place in (*lab.hosts, *lab.rails):
-        for link in json.loads(lab.run(place, ["ip", "-j", "link", "show", "type", "veth"])):
-            lab.run(place, ["ethtool", "-K", link["ifname"], "gro", "on"])
 
 
 def compare_clocks(config: dict[str, Any]) -> None:
