@@ -362,7 +362,7 @@ def test_without_the_step_it_measures_and_names_what_is_lost(veth_pair: tuple[st
 def test_it_is_alive_only_while_its_loop_turns(veth_pair: tuple[str, str], room: Path) -> None:
     with kit.service(room, veth_pair[0], CONFIG, watchdog_s=1) as one:
         one.manager.until("READY=1")
-        assert one.manager.heard[-1].startswith("STATUS=probes 1 paths to 1 peers by 1 interfaces")
+        one.manager.until("STATUS=probes 1 paths to 1 peers by 1 interfaces")
         one.manager.forget()
         one.manager.until("WATCHDOG=1", 10)
         one.process.send_signal(signal.SIGSTOP)
