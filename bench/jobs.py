@@ -303,8 +303,8 @@ def real_gpu(trials: int, python: str) -> tuple[str, list[bool]]:
             else:
                 spinning.append(subprocess.Popen([python, "-c", SPIN, str(slow)]))
 
-        return ("slow_gpu", watched(trials, batch, plant, "gpu")) if locks else (
-            "busy_gpu", watched(trials, batch, plant, "straggler"))  # fmt: skip
+        case, kind = ("slow_gpu", "gpu") if locks else ("busy_gpu", "straggler")
+        return case, watched(trials, batch, plant, kind)
 
 
 def smi(gpu: int, *words: str) -> subprocess.CompletedProcess[str]:

@@ -70,6 +70,24 @@ def policy_file(folder: File, text: str = POLICY) -> File:
     return file
 
 
+def hold_policy(hold: str) -> str:
+    """One that holds with these settings, and does nothing else."""
+    return f"""\
+version: 1
+manage: {{destinations: [10.9.0.0/16]}}
+safety: {{lease: {LEASE_S:g}s, takeover: 0s}}
+rules:
+  - name: short-queues
+    then: {{hold: {{{hold}}}}}
+"""
+
+
+def queue_of(netns: str) -> str:
+    """The queue discipline of a lab host's first rail."""
+    [found] = json.loads(Host(netns).ip("-j", "link", "show", "dev", "rail1"))
+    return found["qdisc"]
+
+
 def path(rail: int = 1, destination: str = "h2") -> Path:
     """Host h1's path over a rail."""
     return Path("h1", destination, f"10.9.0.{destination[1:]}", f"10.{rail}.1.1", f"rail{rail}")

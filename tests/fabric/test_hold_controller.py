@@ -18,14 +18,6 @@ from pytools import directories
 from pytools.ipc.client import Client
 from pytools.signals import Act, HoldState
 
-POLICY = f"""\
-version: 1
-manage: {{destinations: [10.9.0.0/16]}}
-safety: {{lease: {kit.LEASE_S:g}s, takeover: 0s}}
-rules:
-  - name: short-queues
-    then: {{hold: {{qdisc: QDISC}}}}
-"""
 LAB = {"rails": 1}
 
 
@@ -39,7 +31,7 @@ def heard(lab) -> Iterator[Client]:
 
 @contextlib.contextmanager
 def controller(lab, tmp_path, qdisc: str, *options: str):
-    file = kit.policy_file(tmp_path, POLICY.replace("QDISC", qdisc))
+    file = kit.policy_file(tmp_path, kit.hold_policy(f"qdisc: {qdisc}"))
     with controlled(kit.Host(lab.hosts[0].netns), file, *options) as running:
         yield running
 
@@ -50,11 +42,6 @@ def told(heard: Client, of: type, seconds: float = 60.0):
         if isinstance(each, of):
             return each
     raise AssertionError(f"no {of.__name__} was heard of")
-
-
-def queue(lab) -> str:
-    [found] = json.loads(kit.Host(lab.hosts[0].netns).ip("-j", "link", "show", "dev", "rail1"))
-    return found["qdisc"]
 
 
 def status(lab) -> dict[str, object]:
@@ -75,7 +62,7 @@ def test_where_packets_cannot_wait_it_says_so_and_changes_nothing(lab, heard, tm
     near = lab.hosts[0].netns
     if chosen:
         support.run(["tc", "-n", near, "qdisc", "replace", "dev", "rail1", "root", "handle", "5:", "pfifo"])
-    before = queue(lab)
+    before = kit.queue_of(near)
     with controller(lab, tmp_path, qdisc, "--apply") as running:
         act, state = told(heard, Act), told(heard, HoldState)
         assert (act.actuator, act.outcome, act.under) == ("hold", "failed", "short-queues")
@@ -84,9 +71,9 @@ def test_where_packets_cannot_wait_it_says_so_and_changes_nothing(lab, heard, tm
         assert act.target == f"hold:{state.path}" and state.path.address == lab.hosts[1].service
         facts = status(lab)
         assert (facts["holds"], facts["holds_wanted"], facts["holds_refused"]) == (0, 1, {str(state.path): words})
-        assert queue(lab) == before
+        assert kit.queue_of(near) == before
         assert running.end() == 0
-    assert queue(lab) == before
+    assert kit.queue_of(near) == before
 
 
 def test_a_dry_run_says_what_it_would_hold(lab, heard, tmp_path) -> None:

@@ -7,7 +7,6 @@ from the kernel, at the bottleneck; nothing of swerve has a part in that.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import pathlib
 import selectors
@@ -46,14 +45,7 @@ RATE, QUEUE_BYTES = "8mbit", 200_000  # 200 ms
 SHORT = QUEUE_BYTES // 4
 LIMITS = HoldLimits(5_000_000, 100_000_000, 500_000_000, 12_500, 256)
 LEASE_NS = 1_000_000_000
-POLICY = f"""\
-version: 1
-manage: {{destinations: [10.9.0.0/16]}}
-safety: {{lease: {kit.LEASE_S:g}s, takeover: 0s}}
-rules:
-  - name: short-queues
-    then: {{hold: {{threshold: 5ms, longest: 100ms, floor: 100kbit, qdisc: fq}}}}
-"""
+HOLD = "threshold: 5ms, longest: 100ms, floor: 100kbit, qdisc: fq"
 
 
 @pytest.fixture
@@ -215,14 +207,10 @@ def test_a_stopped_controller_holds_nothing_and_a_killed_one_leaves_nothing(lab:
     near = kit.Host(lab.hosts[0].netns)
     agents = [each.pid for each in kit.agents(lab)]
 
-    def queue() -> str:
-        [found] = json.loads(near.ip("-j", "link", "show", "dev", "rail1"))
-        return found["qdisc"]
-
-    before = queue()
-    file = kit.policy_file(tmp_path, POLICY)
+    before = kit.queue_of(near.netns)
+    file = kit.policy_file(tmp_path, kit.hold_policy(HOLD))
     with contextlib.closing(Bottleneck(lab)) as bottleneck, kit.controlled(near, file, "--apply") as controller:
-        support.wait_until(lambda: queue() == "fq", 90, "the hold is armed")
+        support.wait_until(lambda: kit.queue_of(near.netns) == "fq", 90, "the hold is armed")
         with contextlib.closing(Stream(lab)) as stream:
             support.wait_until(lambda: stream.received > 5 * QUEUE_BYTES, 60, "packets flow")
             support.wait_until(lambda: bottleneck.longest(1) < SHORT, 90, "the queue is short")
@@ -238,7 +226,7 @@ def test_a_stopped_controller_holds_nothing_and_a_killed_one_leaves_nothing(lab:
                     os.kill(pid, signal.SIGCONT)
             support.wait_until(lambda: bottleneck.longest(1) < SHORT, 90, "the queue is short again")
             controller.kill()
-            support.wait_until(lambda: queue() == before, 60, "fq is gone")
+            support.wait_until(lambda: kit.queue_of(near.netns) == before, 60, "fq is gone")
             support.wait_until(lambda: bottleneck.waiting() > QUEUE_BYTES // 2, 60, "nothing is held")
             received = stream.received
             support.wait_until(lambda: stream.received > received + QUEUE_BYTES, 60, "packets still flow")
