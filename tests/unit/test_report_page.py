@@ -23,10 +23,11 @@ from pytools.figures import FOLLOWED
 from pytools.signals import AnySignal, Delay, Path
 from pytools.units import duration
 from pytools.views.report import matrix
+from pytools.views.report.aggregate import Held
 from pytools.views.report.gather import ACTS, PATHS, Gathering
 from pytools.views.report.markup import Markup, element, text
 from pytools.views.report.page import page
-from pytools.views.report.records import Held, Report, Told
+from pytools.views.report.records import Report, Told
 
 SECOND = 1_000_000_000
 HOSTILE = "<script>alert(1)</script>\"'&\x00\u202e</td></svg></title>"
@@ -224,11 +225,11 @@ def test_every_act_is_explained_and_marked_on_the_paths_that_it_concerns(inciden
         assert each.act.because in words and each.act.what in words
     assert "10.1.1.1 dev rail1: 10 → 0, 10.2.1.1 dev rail2: 10 → 10" in words
     by_number = {each.number: each.act for each in incident.acts}
-    for story in incident.paths:
-        assert len(story.acts) == 3, "not those on groups to other hosts, nor of other hosts"
-        for number in story.acts:
-            assert by_number[number].host == story.path.source
-            assert f"{story.path.source}>{story.path.destination} " in by_number[number].because
+    for history in incident.paths:
+        assert len(history.acts) == 3, "not those on groups to other hosts, nor of other hosts"
+        for number in history.acts:
+            assert by_number[number].host == history.path.source
+            assert f"{history.path.source}>{history.path.destination} " in by_number[number].because
     assert words.count("because h1>h2 dev rail1 via 10.1.1.1: queueing delay 41 ms") >= 2, "table, and marks"
     marks = shown.all_of("a", class_="mark")
     assert len(marks) >= 2 * 3 * len(incident.paths)
@@ -239,8 +240,8 @@ def test_the_matrix_has_the_worst_path_of_every_pair(incident: Report, shown: Fo
     found = matrix.cells(incident.paths)
     assert found.keys() == {(a, b) for a in report_world.HOSTS for b in report_world.HOSTS if a != b}
     for (source, to), cell in found.items():
-        assert (cell.story.path.source, cell.story.path.destination) == (source, to) and not cell.reverse
-        assert cell.story.path.interface == "rail1" and cell.paths == 2
+        assert (cell.history.path.source, cell.history.path.destination) == (source, to) and not cell.reverse
+        assert cell.history.path.interface == "rail1" and cell.paths == 2
         assert cell.direction.delay is not None and cell.direction.delay.value > 1_000_000
     cells = [each for each in shown.all_of("a") if "rail1" in (each.get("title") or "")]
     assert len(cells) == 12 and all("±" in (each["title"] or "") for each in cells)
@@ -411,7 +412,7 @@ def test_what_was_held_is_counted_over_the_time_of_the_report() -> None:
     before = told(1, held_packets=900, held_bytes=1_000_000, waited_ns=5, samples=50, samples_above=40)
     on = told(2, held_packets=910, held_bytes=1_400_000, waited_ns=7, samples=55, samples_above=44)
     anew = told(3, held_packets=3, held_bytes=600_000, waited_ns=1, samples=2, samples_above=1)
-    (story,) = report([before, on, anew]).paths
-    assert story.held == Held(packets=13, bytes=1_000_000, waited_ns=3, samples=7, above=5)
+    (history,) = report([before, on, anew]).paths
+    assert history.held == Held(packets=13, bytes=1_000_000, waited_ns=3, samples=7, above=5)
     (never,) = report([samples.path_delay(1)]).paths
     assert never.held is None

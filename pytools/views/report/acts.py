@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pytools.views.report import chart, format, scales, tables
+from pytools.views.report.aggregate import GroupHistory
 from pytools.views.report.chart import HEIGHT, Curve, Mark
 from pytools.views.report.markup import Markup
-from pytools.views.report.records import Report, WeightStory
+from pytools.views.report.records import Report
 from pytools.views.report.scales import Span
 
 
@@ -62,7 +63,7 @@ def _older(report: Report, what: str) -> str:
 
 def weights(report: Report, span: Span, made: Mapping[int, Mark]) -> Markup:
     """The weights of every nexthop group."""
-    told = [each for each in report.weights if each.members]
+    told = [each for each in report.groups if each.members]
     if not told:
         return tables.section("weights", "Weights", tables.paragraphs("No nexthop group was told of."))
     how = "What the kernel had, looked at once a second. Flags are the acts on the group."
@@ -71,12 +72,13 @@ def weights(report: Report, span: Span, made: Mapping[int, Mark]) -> Markup:
     )
 
 
-def _group(story: WeightStory, span: Span, made: Mapping[int, Mark], opened: bool) -> Markup:
-    curves = [Curve(name, line, stepped=True) for name, line in story.members.items()]
+def _group(history: GroupHistory, span: Span, made: Mapping[int, Mark], opened: bool) -> Markup:
+    curves = [Curve(name, line, stepped=True) for name, line in history.members.items()]
     values = [point.value for curve in curves for point in curve.line.points]
-    behind = ", ".join(story.destinations[:4]) + (" …" if len(story.destinations) > 4 else "")
-    name = f"{story.host}: nexthop group {story.group_id} to {behind}"
-    marks = [made[number] for number in story.acts if number in made]
+    group = history.last
+    behind = ", ".join(group.destinations[:4]) + (" …" if len(group.destinations) > 4 else "")
+    name = f"{group.host}: nexthop group {group.group_id} to {behind}"
+    marks = [made[number] for number in history.acts if number in made]
     label = f"Weights of {name} over time. Arrow keys read values, plus and minus look closer; a table follows."
     return tables.folded(
         f"{name}, {format.counted(len(marks), 'act')}",

@@ -1,286 +1,294 @@
-"""What was heard of one path, group, clock, queue pair or host, as it comes in; `story` freezes it. No I/O."""
+"""What was heard of one path, group, clock, queue pair, job or host; call `close` before reading. No I/O.
+
+Times are CLOCK_REALTIME nanoseconds of the host that published, everything else is in the units of its name.
+"""
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import astuple
-from operator import add
+from dataclasses import astuple, dataclass
+from functools import cached_property
+from operator import add, sub
 from typing import Final
 
 import msgspec
 
-from pytools.figures import FOLLOWED, Figure, supports_one_way
+from pytools.figures import FOLLOWED, ONE_WAY, QUEUEING, Figure, supports_one_way
 from pytools.signals import (
     Clock,
     HoldState,
     Job,
     JobCause,
     NexthopGroup,
+    Path,
     PathDelay,
     PathState,
     RdmaQueuePair,
     RdmaSight,
     RdmaSuspects,
     Self,
+    Suspect,
     TcpPath,
     nexthop_name,
 )
 from pytools.views.model import is_shown
-from pytools.views.report.records import (
-    ClockStory,
-    Direction,
-    Held,
-    HostStory,
-    JobStory,
-    PathStory,
-    QueuePairStory,
-    WeightStory,
-)
-from pytools.views.report.runs import Runs
-from pytools.views.report.series import SLOTS, Series, Spread, Sums
+from pytools.views.report.runs import Bands, Runs
+from pytools.views.report.series import SLOTS, Bars, Line, Measured, Series, Spread, Sums
 
 SILENCE_NS: Final = 5_000_000_000  # of what is told about once a second
 _MESSAGES: Final = 8  # bandwidth over sliding windows of so many
 _MEMBERS: Final = 16
+_DELAY, _QUEUEING = Figure(ONE_WAY, "p99"), Figure(QUEUEING, "p99")
 
 
-class HeardPath:
-    """One path."""
+class Direction:
+    """One direction of a path over the whole time."""
 
     def __init__(self) -> None:
-        self._lines = {each: Series() for each in FOLLOWED}
-        self._forward, self._reverse = ({each: Spread() for each in FOLLOWED} for _ in range(2))
-        self._clocks: dict[str, int] = {}
-        self._states, self._resent = Runs(SILENCE_NS), Sums()
-        self._last: PathDelay | None = None
-        self._any: PathDelay | PathState | HoldState | TcpPath | None = None
-        self._hold: Held | None = None
-        self._held = Held()
-        self._tcp_ns = self._windows = self._lost = self._settled = self._segments_out = 0
-        self.late = 0
+        self.spreads = {each: Spread() for each in FOLLOWED}
 
-    def take(self, signal: PathDelay | PathState | HoldState | TcpPath) -> None:
-        """One more word of it."""
-        self._any = signal
+    @cached_property
+    def figures(self) -> Mapping[Figure, Measured]:
+        """Those known: of p50 the median of the windows, of others what 99 % of the windows do not exceed."""
+        measured = ((figure, spread.quantile(figure.share)) for figure, spread in self.spreads.items())
+        return {figure: value for figure, value in measured if value is not None}
+
+    @property
+    def delay(self) -> Measured | None:
+        """By which pairs of hosts are compared; None is not known."""
+        return self.figures.get(_DELAY)
+
+    @property
+    def worst(self) -> float:
+        """To put the worst first: by one-way delay, else by queueing."""
+        measured = self.delay or self.figures.get(_QUEUEING)
+        return measured.value if measured is not None else -1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What waited at the source because of the queue on a path, over the whole time."""
+
+    packets: int = 0
+    bytes: int = 0
+    waited_ns: int = 0  # the sum of the times that buffers were held for
+    samples: int = 0
+    above: int = 0  # of these, above the threshold
+
+    def plus(self, now: Held, before: Held) -> Held:
+        """With what came between two readings; counters that are smaller now began anew."""
+        pairs = list(zip(astuple(now), astuple(before), strict=True))
+        grown = astuple(now) if any(a < b for a, b in pairs) else [sub(*pair) for pair in pairs]
+        return Held(*map(add, astuple(self), grown))
+
+
+class PathHistory:
+    """What one path went through, as its source measured it."""
+
+    def __init__(self, host: str, path: Path) -> None:
+        self.host, self.path = host, path
+        self.window_ns = self.windows = 0
+        self.lost = self.settled = 0  # probes lost; answered or lost
+        self.forward, self.reverse = Direction(), Direction()
+        self.clocks = Counter[str]()  # windows by the state of the clocks
+        self.segments_out = 0
+        self.held: Held | None = None  # None: no controller said that packets were held
+        self.acts: tuple[int, ...] = ()  # numbers of the acts on targets that carry it
+        self.late = 0
+        self.lines: Mapping[Figure, Line] = {}  # there
+        self.states, self.resent = Bands(), Bars()  # resent: TCP segments, by cause
+        self._series = {each: Series() for each in FOLLOWED}
+        self._runs, self._sums = Runs(SILENCE_NS), Sums()
+        self._delay_ns = self._tcp_ns = 0
+        self._hold: Held | None = None
+
+    def update(self, signal: PathDelay | PathState | HoldState | TcpPath) -> None:
         match signal:
             case PathDelay():
                 self._delay(signal)
             case PathState():
                 note = f"{signal.reason} [{signal.under}]" if signal.under else signal.reason
-                self._states.add(signal.unix_ns, signal.state, note)
+                self._runs.add(signal.unix_ns, signal.state, note)
             case HoldState():
-                self._holding(signal)
+                # Of a hold that was there before this time only what came since counts.
+                now = Held(
+                    signal.held_packets, signal.held_bytes, signal.waited_ns, signal.samples, signal.samples_above
+                )
+                self.held = Held() if self.held is None or self._hold is None else self.held.plus(now, self._hold)
+                self._hold = now
+            case TcpPath() if signal.unix_ns <= self._tcp_ns:
+                self.late += 1
             case TcpPath():
-                self._tcp(signal)
+                self._tcp_ns = signal.unix_ns
+                self.segments_out += signal.segments_out
+                self._sums.add(signal.unix_ns, msgspec.structs.asdict(signal.retransmitted))
 
     def _delay(self, new: PathDelay) -> None:
-        last = self._last
-        if last is not None and not is_shown(new.window_ns, last.window_ns, new.unix_ns - last.unix_ns):
+        if self.windows and not is_shown(new.window_ns, self.window_ns, new.unix_ns - self._delay_ns):
             return
-        self._last = new
-        self._windows += 1
-        self._clocks[new.clock] = self._clocks.get(new.clock, 0) + 1
-        self._lost += new.lost
-        self._settled += new.received + new.lost
-        for way, spreads in ((new.forward, self._forward), (new.reverse, self._reverse)):
-            for figure, spread in spreads.items():
+        self.window_ns, self._delay_ns = new.window_ns, new.unix_ns
+        self.windows += 1
+        self.clocks[new.clock] += 1
+        self.lost += new.lost
+        self.settled += new.received + new.lost
+        for way, direction in ((new.forward, self.forward), (new.reverse, self.reverse)):
+            for figure, spread in direction.spreads.items():
                 value, bound = figure.value(new, way), figure.measure.bound(new, way)
                 known = None if value is None or value < 0 else round(value)
                 if known is not None:
                     spread.add(known, bound)
-                if spreads is self._forward:
-                    self._lines[figure].add(new.unix_ns, known, bound)
+                if direction is self.forward:
+                    self._series[figure].add(new.unix_ns, known, bound)
 
-    def _holding(self, new: HoldState) -> None:
-        """Counters began with the hold: of one that was there before this time only what came since counts."""
-        now = Held(new.held_packets, new.held_bytes, new.waited_ns, new.samples, new.samples_above)
-        if self._hold is not None:
-            self._held = Held(*map(add, astuple(self._held), astuple(now.grown(self._hold))))
-        self._hold = now
+    def close(self, until_ns: int, slots: int, acts: tuple[int, ...]) -> None:
+        step_ns = self.window_ns if self.windows else SILENCE_NS
+        self.lines = {figure: series.line(step_ns, slots) for figure, series in self._series.items()}
+        self.states, self.resent, self.acts = self._runs.bands(until_ns), self._sums.bars(slots), acts
 
-    def _tcp(self, new: TcpPath) -> None:
-        if new.unix_ns <= self._tcp_ns:
-            self.late += 1
-            return
-        self._tcp_ns = new.unix_ns
-        self._segments_out += new.segments_out
-        self._resent.add(new.unix_ns, msgspec.structs.asdict(new.retransmitted))
+    @property
+    def key(self) -> tuple[str, Path]:
+        return self.host, self.path
 
-    def story(self, until_ns: int, slots: int) -> PathStory:
-        """All of it."""
-        assert self._any is not None and self._any.path is not None
-        step_ns = self._last.window_ns if self._last is not None else SILENCE_NS
-        return PathStory(
-            self._any.host,
-            self._any.path,
-            step_ns if self._last is not None else 0,
-            self._windows,
-            _direction(self._forward),
-            _direction(self._reverse),
-            {figure: series.line(step_ns, slots) for figure, series in self._lines.items()},
-            self._lost,
-            self._settled,
-            self._clocks,
-            self._states.bands(until_ns),
-            (),
-            self._resent.bars(slots),
-            self._segments_out,
-            None if self._hold is None else self._held,
-        )
+    @property
+    def loss(self) -> float | None:
+        """Share of its probes that were lost; None when none was sent."""
+        return self.lost / self.settled if self.settled else None
+
+    @property
+    def worst(self) -> float:
+        """To put the worst first: one that lost probes, and of which no delay is known, is worse than any other."""
+        return math.inf if self.lost and self.forward.worst < 0 else self.forward.worst
 
 
-def _direction(spreads: Mapping[Figure, Spread]) -> Direction:
-    measured = ((figure, spread.quantile(figure.share)) for figure, spread in spreads.items())
-    return Direction({figure: value for figure, value in measured if value is not None})
-
-
-class HeardGroup:
-    """One nexthop group."""
+class GroupHistory:
+    """The weights of one nexthop group."""
 
     def __init__(self) -> None:
-        self.last: NexthopGroup | None = None
-        self._members: dict[str, Series] = {}
+        self.members: Mapping[str, Line] = {}  # by what a person calls a member
+        self.acts: tuple[int, ...] = ()
+        self._series: dict[str, Series] = {}
 
-    def take(self, signal: NexthopGroup) -> None:
-        """Its weights now; a member that is gone has none."""
+    def update(self, signal: NexthopGroup) -> None:
+        """Take its weights now; a member that is gone has none."""
         self.last = signal
         weights = {nexthop_name(each.gateway, each.interface): each.weight for each in signal.members}
         for name, weight in weights.items():
-            if name in self._members or len(self._members) < _MEMBERS:
-                self._members.setdefault(name, Series()).add(signal.unix_ns, weight)
-        for name in self._members.keys() - weights.keys():
-            self._members[name].add(signal.unix_ns, 0)
+            if name in self._series or len(self._series) < _MEMBERS:
+                self._series.setdefault(name, Series()).add(signal.unix_ns, weight)
+        for name in self._series.keys() - weights.keys():
+            self._series[name].add(signal.unix_ns, 0)
 
-    def story(self, acts: tuple[int, ...]) -> WeightStory:
-        """All of it."""
-        assert self.last is not None
-        lines = {name: series.line(SILENCE_NS) for name, series in sorted(self._members.items())}
-        return WeightStory(self.last.host, self.last.group_id, tuple(self.last.destinations), lines, acts)
+    def close(self, acts: tuple[int, ...]) -> None:
+        self.members = {name: series.line(SILENCE_NS) for name, series in sorted(self._series.items())}
+        self.acts = acts
 
 
-class HeardClock:
+class ClockHistory:
     """One clock against one reference, as the reference's host tells it where that is heard, else as the first does."""
 
-    def __init__(self) -> None:
-        self._last: Clock | None = None
-        self._begin()
+    def __init__(self, host: str) -> None:
+        self.bound, self.states = Line(), Bands()
+        self.most: Measured | None = None  # the largest bound
+        self._begin(host)
 
-    def _begin(self) -> None:
-        self._bound, self._spread, self._states = Series(), Spread(), Runs(SILENCE_NS)
+    def _begin(self, host: str) -> None:
+        self.host = host
+        self._series, self._spread, self._runs = Series(), Spread(), Runs(SILENCE_NS)
 
-    def take(self, signal: Clock) -> None:
-        """One more word of it."""
-        if self._last is not None and signal.host != self._last.host:
-            if signal.host != signal.reference:
-                return
-            self._begin()
-        self._last = signal
+    def update(self, signal: Clock) -> None:
+        if signal.host not in (self.host, signal.reference):
+            return
+        if signal.host != self.host:
+            self._begin(signal.host)
+        self.last = signal
         bound_ns = signal.bound_ns if supports_one_way(signal.state) else None
-        self._bound.add(signal.unix_ns, bound_ns)
+        self._series.add(signal.unix_ns, bound_ns)
         if bound_ns is not None and bound_ns >= 0:
             self._spread.add(bound_ns)
-        self._states.add(signal.unix_ns, signal.state)
+        self._runs.add(signal.unix_ns, signal.state)
 
-    def story(self, until_ns: int) -> ClockStory:
-        """All of it."""
-        last = self._last
-        assert last is not None
-        most = self._spread.quantile(1.0)
-        line, states = self._bound.line(SILENCE_NS, SLOTS), self._states.bands(until_ns)
-        return ClockStory(last.of, last.reference, last.host, last, line, states, most)
+    def close(self, until_ns: int) -> None:
+        self.bound, self.states = self._series.line(SILENCE_NS, SLOTS), self._runs.bands(until_ns)
+        self.most = self._spread.quantile(1.0)
 
 
-class HeardQueuePair:
+class QueuePairHistory:
     """One RDMA queue pair."""
 
     def __init__(self) -> None:
-        self._last: RdmaQueuePair | None = None
-        self._bandwidth, self._verdicts = Series(), Runs(SILENCE_NS)
+        self.bandwidth, self.verdicts = Line(), Bands()
+        self._series, self._runs = Series(), Runs(SILENCE_NS)
 
-    def take(self, signal: RdmaQueuePair) -> None:
-        """One more word of it."""
-        self._last = signal
+    def update(self, signal: RdmaQueuePair) -> None:
+        self.last = signal
         of = next((each for each in signal.bandwidths if each.messages == _MESSAGES), None)
-        self._bandwidth.add(signal.unix_ns, of.mean_bps if of is not None else None)
-        self._verdicts.add(signal.unix_ns, signal.verdict, signal.reason)
+        self._series.add(signal.unix_ns, of.mean_bps if of is not None else None)
+        self._runs.add(signal.unix_ns, signal.verdict, signal.reason)
 
-    def story(self, until_ns: int) -> QueuePairStory:
-        """All of it."""
-        assert self._last is not None
-        return QueuePairStory(self._last, self._bandwidth.line(SILENCE_NS), self._verdicts.bands(until_ns))
+    def close(self, until_ns: int) -> None:
+        self.bandwidth, self.verdicts = self._series.line(SILENCE_NS), self._runs.bands(until_ns)
 
 
-class HeardJob:
+class JobHistory:
     """One distributed job on one host."""
 
     def __init__(self) -> None:
-        self._last: Job | None = None
-        self._worst: JobCause | None = None
-        self._worst_ns = 0
-        self._verdicts = Runs(SILENCE_NS)
+        self.worst: JobCause | None = None  # the cause that explained most of a step
+        self.worst_unix_ns = 0
+        self.verdicts = Bands()
+        self._runs = Runs(SILENCE_NS)
 
-    def take(self, signal: Job) -> None:
-        """One more word of it."""
-        self._last = signal
+    def update(self, signal: Job) -> None:
+        self.last = signal
         if signal.why is None:
             return
-        self._verdicts.add(signal.unix_ns, signal.why.verdict, signal.why.reason)
+        self._runs.add(signal.unix_ns, signal.why.verdict, signal.why.reason)
         for cause in signal.why.causes[:1]:
-            if self._worst is None or cause.share > self._worst.share:
-                self._worst, self._worst_ns = cause, signal.unix_ns
+            if self.worst is None or cause.share > self.worst.share:
+                self.worst, self.worst_unix_ns = cause, signal.unix_ns
 
-    def story(self, until_ns: int) -> JobStory:
-        """All of it."""
-        assert self._last is not None
-        return JobStory(self._last, self._worst, self._worst_ns, self._verdicts.bands(until_ns))
+    def close(self, until_ns: int) -> None:
+        self.verdicts = self._runs.bands(until_ns)
 
 
-class HeardHost:
+class HostHistory:
     """What an agent says of itself, and of RDMA on its host."""
 
-    def __init__(self) -> None:
-        self._first_ns = self._last_ns = self._silences = self._silent_ns = 0
-        self._host = ""
-        self._before: Self | None = None
-        self._now: Self | None = None
-        self._sight: RdmaSight | None = None
-        self._suspects: RdmaSuspects | None = None
+    def __init__(self, host: str) -> None:
+        self.host = host
+        self.first_unix_ns = self.last_unix_ns = 0
+        self.silences = self.silent_ns = 0  # how often nothing was heard of it in between, and how long in all
+        self.failed: Mapping[str, str] = {}  # hooks that are not attached
+        self.sight: RdmaSight | None = None
+        self.suspects: tuple[Suspect, ...] = ()
+        self._before: Mapping[str, int] | None = None
+        self._drops: Mapping[str, int] = {}
 
-    def heard(self, host: str, unix_ns: int) -> None:
+    def heard(self, unix_ns: int) -> None:
         """Something was told by it."""
-        self._host = host
-        if self._last_ns and unix_ns - self._last_ns > SILENCE_NS:
-            self._silences += 1
-            self._silent_ns += unix_ns - self._last_ns
-        self._first_ns = min(self._first_ns or unix_ns, unix_ns)
-        self._last_ns = max(self._last_ns, unix_ns)
+        if self.last_unix_ns and unix_ns - self.last_unix_ns > SILENCE_NS:
+            self.silences += 1
+            self.silent_ns += unix_ns - self.last_unix_ns
+        self.first_unix_ns = min(self.first_unix_ns or unix_ns, unix_ns)
+        self.last_unix_ns = max(self.last_unix_ns, unix_ns)
 
-    def take(self, signal: Self | RdmaSight | RdmaSuspects) -> None:
-        """One of these."""
+    def update(self, signal: Self | RdmaSight | RdmaSuspects) -> None:
         match signal:
             case Self():
-                self._before, self._now = self._before or signal, signal
+                self._before = signal.drops if self._before is None else self._before
+                self._drops, self.failed = signal.drops, signal.failed
             case RdmaSight():
-                self._sight = signal
+                self.sight = signal
             case RdmaSuspects():
-                self._suspects = signal
+                self.suspects = tuple(signal.suspects)
 
-    def story(self) -> HostStory:
-        """All of it."""
-        before, now = self._before, self._now
-        drops: dict[str, int] = {}
-        if before is not None and now is not None:
-            grown = {name: count - before.drops.get(name, 0) for name, count in now.drops.items()}
-            drops = {name: count for name, count in grown.items() if count > 0}
-        return HostStory(
-            self._host,
-            self._first_ns,
-            self._last_ns,
-            self._silences,
-            self._silent_ns,
-            drops,
-            now is not None,
-            now.failed if now is not None else {},
-            self._sight,
-            tuple(self._suspects.suspects) if self._suspects is not None else (),
-        )
+    @property
+    def drops(self) -> dict[str, int] | None:
+        """What it lost within this time, by counter; None: it did not say."""
+        before = self._before
+        if before is None:
+            return None
+        grown = {name: count - before.get(name, 0) for name, count in self._drops.items()}
+        return {name: count for name, count in grown.items() if count > 0}

@@ -9,9 +9,10 @@ from typing import Final
 
 from pytools.units import duration
 from pytools.views.report import chart, format, scales, tables
+from pytools.views.report.aggregate import ClockHistory
 from pytools.views.report.chart import HEIGHT, STYLES, Curve
 from pytools.views.report.markup import Markup, element
-from pytools.views.report.records import ClockStory, Report
+from pytools.views.report.records import Report
 from pytools.views.report.scales import Span
 from pytools.views.tables import offset, ppm
 
@@ -20,22 +21,22 @@ _CHARTS: Final = 16  # of so many clocks each at most `STYLES`
 
 def drawn(report: Report, span: Span) -> Markup:
     """The section."""
-    others = sorted((story for story in report.clocks if story.of != story.reference), key=_by_reference(report))
+    others = sorted((each for each in report.clocks if each.last.of != each.last.reference), key=_by_reference(report))
     if not others:
         nothing = "No other clock was compared within this time (a clock has no error against itself)."
         return tables.section("clocks", "Clock errors", tables.paragraphs(nothing))
     rows = [
         [
-            f"{story.of} against {story.reference or 'nothing'}",
-            chart.strip(span, story.states, format.state),
-            format.lasted(story.states.lasted_ns()),
-            _offset(story),
-            duration(story.last.hard_bound_ns) if story.last.hard_bound_ns is not None else format.UNKNOWN,
-            f"{ppm(story.last.drift_ppb)} ppm" if story.last.drift_ppb is not None else format.UNKNOWN,
-            duration(story.most.value) if story.most is not None else format.UNKNOWN,
-            story.host,
+            f"{history.last.of} against {history.last.reference or 'nothing'}",
+            chart.strip(span, history.states, format.state),
+            format.lasted(history.states.lasted_ns()),
+            _offset(history),
+            duration(history.last.hard_bound_ns) if history.last.hard_bound_ns is not None else format.UNKNOWN,
+            f"{ppm(history.last.drift_ppb)} ppm" if history.last.drift_ppb is not None else format.UNKNOWN,
+            duration(history.most.value) if history.most is not None else format.UNKNOWN,
+            history.host,
         ]
-        for story in others
+        for history in others
     ]
     headings = ["clock", "state", "how long", "last offset ±", "last hard ±", "last drift", "largest ±", "told by"]
     how = (
@@ -44,7 +45,7 @@ def drawn(report: Report, span: Span) -> Markup:
     )
     groups = [
         some[first : first + STYLES]
-        for _, against in itertools.groupby(others, key=lambda story: story.reference)
+        for _, against in itertools.groupby(others, key=lambda history: history.last.reference)
         for some in (list(against),)
         for first in range(0, len(some), STYLES)
     ]
@@ -57,29 +58,29 @@ def drawn(report: Report, span: Span) -> Markup:
     )
 
 
-def _by_reference(report: Report) -> Callable[[ClockStory], tuple[int, str, str]]:
+def _by_reference(report: Report) -> Callable[[ClockHistory], tuple[int, str, str]]:
     """The reference that most was said about first: before hosts have found each other each is its own."""
     said = Counter[str]()
-    for story in report.clocks:
-        said[story.reference] += story.bound.values
-    return lambda story: (-said[story.reference], story.reference, story.of)
+    for history in report.clocks:
+        said[history.last.reference] += history.bound.values
+    return lambda history: (-said[history.last.reference], history.last.reference, history.last.of)
 
 
-def _offset(story: ClockStory) -> str:
-    last = story.last
+def _offset(history: ClockHistory) -> str:
+    last = history.last
     if last.offset_ns is None:
         return format.UNKNOWN
     return f"{offset(last.offset_ns)} ± {duration(last.bound_ns) if last.bound_ns is not None else format.UNKNOWN}"
 
 
-def _chart(stories: Sequence[ClockStory], span: Span) -> Markup:
-    curves = [Curve(story.of, story.bound) for story in stories]
+def _chart(histories: Sequence[ClockHistory], span: Span) -> Markup:
+    curves = [Curve(history.last.of, history.bound) for history in histories]
     values = [point.value for curve in curves for point in curve.line.points]
     if not values:
         return tables.paragraphs("Of these clocks no bound is known: " + ", ".join(curve.name for curve in curves))
     label = "Bounds of clock offsets over time. Arrow keys read values, plus and minus look closer; a table follows."
     return tables.figure(
-        f"Bound (±) of the offset against {stories[0].reference}, logarithmic",
+        f"Bound (±) of the offset against {histories[0].last.reference}, logarithmic",
         chart.legend([curve.name for curve in curves]),
         element("div", chart.lines(span, curves, scales.logarithmic(values, HEIGHT), "ns", label, duration)),
         tables.lines_table(span, curves, duration),

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from pytools.figures import FOLLOWED
+from pytools.ipc.wire import TAGS
 from pytools.signals import (
     Act,
     AnySignal,
@@ -32,15 +33,16 @@ from pytools.signals import (
     TcpPath,
 )
 from pytools.views.report.aggregate import (
-    HeardClock,
-    HeardGroup,
-    HeardHost,
-    HeardJob,
-    HeardPath,
-    HeardQueuePair,
+    ClockHistory,
+    GroupHistory,
+    HostHistory,
+    JobHistory,
+    PathHistory,
+    QueuePairHistory,
 )
-from pytools.views.report.records import Event, NumberedAct, PathStory, Report, Told, WeightStory, alert, link_event
+from pytools.views.report.records import Event, NumberedAct, Report, Told
 
+_Remembered = TypeVar("_Remembered")
 _ROUTES: Final = re.compile(r"overlay:[^:]*:(?P<prefix>.+)")
 
 
@@ -80,11 +82,6 @@ def acts_by_path(
     return {path: tuple(dict.fromkeys(numbers)) for path, numbers in found.items()}
 
 
-def with_acts(story: PathStory, numbers: Mapping[Path, tuple[int, ...]]) -> PathStory:
-    """A path with the acts that concern it."""
-    return replace(story, acts=numbers.get(story.path, ()))
-
-
 def prefixes_of(target: str) -> tuple[str, ...]:
     """The prefix that a target of acts is named after; empty for what has none."""
     match = _ROUTES.fullmatch(target)
@@ -102,46 +99,48 @@ def _inside(address: str, prefix: str) -> bool:
     return inside.version == network.version and inside in network
 
 
-TYPES: Final = frozenset(
-    {
-        *("path_delay", "path_state", "hold_state", "act", "nexthop_group", "tcp_path", "link_event"),
-        *("clock", "rdma_qp", "rdma_suspects", "rdma_sight", "self", "job"),
-    }
-)
 PATHS: Final = 256
-GROUPS: Final = 64
-CLOCKS: Final = 128
-QUEUE_PAIRS: Final = 128
-JOBS: Final = 64
-HOSTS: Final = 256
 ACTS: Final = 1000
 EVENTS: Final = 1000
+_HOSTS: Final = 256
 _SLOTS: Final = 30_000  # of all lines of paths together
 _FEWEST, _MOST = 40, 300  # of one line
 _LATEST_NS: Final = 1 << 62
 
-_Heard = TypeVar("_Heard")
+
+class _Kind(NamedTuple):
+    """What signals are about: its name where there is no room for another, what tells it apart, how many are kept."""
+
+    name: str
+    key: Callable[[Any], Hashable]
+    most: int
+    make: Callable[[Any], Any]
 
 
-class _Takes(Protocol):
-    def take(self, signal: Any, /) -> None:
-        """One more word of it."""
+_HOST: Final = _Kind("hosts", lambda row: row.host, _HOSTS, lambda row: HostHistory(row.host))
+_PATH: Final = _Kind("paths", lambda row: (row.host, row.path), PATHS, lambda row: PathHistory(row.host, row.path))
+_KINDS: Final[dict[type[Any], _Kind]] = {
+    **dict.fromkeys((PathDelay, PathState, HoldState, TcpPath), _PATH),
+    NexthopGroup: _Kind("nexthop groups", lambda row: (row.host, row.group_id), 64, lambda _: GroupHistory()),
+    Clock: _Kind("clocks", lambda row: (row.reference, row.of), 128, lambda row: ClockHistory(row.host)),
+    RdmaQueuePair: _Kind(
+        "queue pairs", lambda row: (row.host, row.device, row.qp_number), 128, lambda _: QueuePairHistory()
+    ),
+    Job: _Kind("jobs", lambda row: (row.host, row.job, row.uid), 64, lambda _: JobHistory()),
+    **dict.fromkeys((Self, RdmaSight, RdmaSuspects), _HOST),
+}
+TYPES: Final = frozenset(TAGS[kind] for kind in _KINDS.keys() | {Act, LinkEvent})
 
 
 class Gathering:
     """Takes signals in, gives a report."""
 
     def __init__(self) -> None:
-        self._paths: dict[Hashable, HeardPath] = {}
-        self._groups: dict[Hashable, HeardGroup] = {}
-        self._clocks: dict[Hashable, HeardClock] = {}
-        self._queue_pairs: dict[Hashable, HeardQueuePair] = {}
-        self._jobs: dict[Hashable, HeardJob] = {}
-        self._hosts: dict[Hashable, HeardHost] = {}
+        self._known: dict[str, dict[Hashable, Any]] = {kind.name: {} for kind in (_HOST, *_KINDS.values())}
         self._acts: deque[Act] = deque()
         self._events: deque[Event] = deque()
         self._forgotten = {"acts": 0, "events": 0}
-        self._crowded: dict[str, int] = {}
+        self._crowded = Counter[str]()
         self._since_ns, self._until_ns = _LATEST_NS, 0
         self._records = self._broken = 0
 
@@ -150,61 +149,45 @@ class Gathering:
             if not 0 < signal.unix_ns < _LATEST_NS:
                 self._broken += 1
                 continue
-            host = self._room(self._hosts, signal.host, HOSTS, "hosts", HeardHost)
+            host = self._room(_HOST, signal)
             if host is None:
                 continue
-            host.heard(signal.host, signal.unix_ns)
+            host.heard(signal.unix_ns)
             self._records += 1
             self._since_ns = min(self._since_ns, signal.unix_ns)
             self._until_ns = max(self._until_ns, signal.unix_ns)
-            self._take(signal, host)
+            self._take(signal)
 
-    def _take(self, signal: AnySignal, host: HeardHost) -> None:
+    def _take(self, signal: AnySignal) -> None:
         match signal:
             case Act(outcome="alert" | "alert_over"):
-                self._remember(self._events, alert(signal), EVENTS, "events")
+                alert = Event(signal.unix_ns, signal.host, signal.what, signal.outcome, signal.because, signal.under)
+                self._remember(self._events, alert, EVENTS, "events")
             case Act():
                 self._remember(self._acts, signal, ACTS, "acts")
             case LinkEvent():
-                self._remember(self._events, link_event(signal), EVENTS, "events")
-            case Self() | RdmaSight() | RdmaSuspects():
-                host.take(signal)
+                event = Event(signal.unix_ns, signal.host, signal.interface, signal.what, signal.detail)
+                self._remember(self._events, event, EVENTS, "events")
+            case TcpPath(path=None):
+                pass
             case _:
-                heard = self._heard(signal)
-                if heard is not None:
-                    heard.take(signal)
+                kind = _KINDS.get(type(signal))
+                history = None if kind is None else self._room(kind, signal)
+                if history is not None:
+                    history.update(signal)
 
-    def _heard(self, signal: AnySignal) -> _Takes | None:  # noqa: PLR0911
-        """What a signal is about; None where there is no room, or where the report says nothing of it."""
-        match signal:
-            case PathDelay() | PathState() | HoldState():
-                return self._room(self._paths, (signal.host, signal.path), PATHS, "paths", HeardPath)
-            case TcpPath(path=Path() as path):
-                return self._room(self._paths, (signal.host, path), PATHS, "paths", HeardPath)
-            case NexthopGroup():
-                return self._room(self._groups, (signal.host, signal.group_id), GROUPS, "nexthop groups", HeardGroup)
-            case Clock():
-                return self._room(self._clocks, (signal.reference, signal.of), CLOCKS, "clocks", HeardClock)
-            case RdmaQueuePair():
-                key = (signal.host, signal.device, signal.qp_number)
-                return self._room(self._queue_pairs, key, QUEUE_PAIRS, "queue pairs", HeardQueuePair)
-            case Job():
-                return self._room(self._jobs, (signal.host, signal.job, signal.uid), JOBS, "jobs", HeardJob)
-        return None
-
-    def _room(
-        self, known: dict[Hashable, _Heard], key: Hashable, most: int, what: str, make: Callable[[], _Heard]
-    ) -> _Heard | None:
-        """What is known under a key; None, and counted, when there is no room for another."""
+    def _room(self, kind: _Kind, signal: AnySignal) -> Any:
+        """What a signal is about; None, and counted, when there is no room for another."""
+        known, key = self._known[kind.name], kind.key(signal)
         found = known.get(key)
         if found is None:
-            if len(known) >= most:
-                self._crowded[what] = self._crowded.get(what, 0) + 1
+            if len(known) >= kind.most:
+                self._crowded[kind.name] += 1
                 return None
-            found = known[key] = make()
+            found = known[key] = kind.make(signal)
         return found
 
-    def _remember(self, row: deque[_Heard], new: _Heard, most: int, what: str) -> None:
+    def _remember(self, row: deque[_Remembered], new: _Remembered, most: int, what: str) -> None:
         row.append(new)
         if len(row) > most:
             row.popleft()
@@ -218,41 +201,39 @@ class Gathering:
         told : Told
             What the reader knows of what it read; what was found here is added.
         """
+        hosts, paths, groups, clocks, pairs, jobs = (tuple(each.values()) for each in self._known.values())
+        told = replace(
+            told,
+            records=self._records,
+            broken=told.broken + self._broken,
+            late=told.late + sum(each.late for each in paths),
+            crowded=dict(self._crowded),
+        )
         if not self._records:
-            return Report(told=_with(told, 0, self._broken, 0, self._crowded))
-        since_ns, until_ns = self._since_ns, self._until_ns
+            return Report(told=told)
         acts = [
             NumberedAct(number, each)
             for number, each in enumerate(sorted(self._acts, key=lambda act: act.unix_ns), start=1)
         ]
-        slots = max(_FEWEST, min(_MOST, _SLOTS // max(1, len(FOLLOWED) * len(self._paths))))
-        groups = [each for each in self._groups.values() if each.last is not None]
-        paths = [each.story(until_ns, slots) for each in self._paths.values()]
-        numbers = acts_by_path([each.path for each in paths], acts, [g.last for g in groups if g.last])
-        late = sum(each.late for each in self._paths.values())
+        slots = max(_FEWEST, min(_MOST, _SLOTS // max(1, len(FOLLOWED) * len(paths))))
+        numbers = acts_by_path([each.path for each in paths], acts, [each.last for each in groups])
+        for path in paths:
+            path.close(self._until_ns, slots, numbers[path.path])
+        for group in groups:
+            group.close(acts_of_group(acts, group.last))
+        for each in (*clocks, *pairs, *jobs):
+            each.close(self._until_ns)
         return Report(
-            since_ns,
-            until_ns,
-            _with(told, self._records, self._broken, late, self._crowded),
-            tuple(sorted((each.story() for each in self._hosts.values()), key=lambda host: host.host)),
-            tuple(sorted((with_acts(each, numbers) for each in paths), key=_worst_first)),
-            tuple(sorted((each.story(acts_of_group(acts, g)) for each in groups if (g := each.last)), key=_named)),
+            self._since_ns,
+            self._until_ns,
+            told,
+            tuple(sorted(hosts, key=lambda host: host.host)),
+            tuple(sorted(paths, key=lambda path: (-path.worst, path.host, str(path.path)))),
+            tuple(sorted(groups, key=lambda group: (group.last.host, group.last.group_id))),
             tuple(acts),
             tuple(sorted(self._events, key=lambda event: event.unix_ns)),
-            tuple(sorted((each.story(until_ns) for each in self._clocks.values()), key=lambda c: (c.reference, c.of))),
-            tuple(each.story(until_ns) for each in self._queue_pairs.values()),
+            tuple(sorted(clocks, key=lambda clock: (clock.last.reference, clock.last.of))),
+            pairs,
+            jobs,
             {what: count for what, count in self._forgotten.items() if count},
-            tuple(each.story(until_ns) for each in self._jobs.values()),
         )
-
-
-def _with(told: Told, records: int, broken: int, late: int, crowded: dict[str, int]) -> Told:
-    return replace(told, records=records, broken=told.broken + broken, late=told.late + late, crowded=dict(crowded))
-
-
-def _named(story: WeightStory) -> tuple[str, int]:
-    return (story.host, story.group_id)
-
-
-def _worst_first(story: PathStory) -> tuple[float, str, str]:
-    return (-story.worst, story.host, str(story.path))

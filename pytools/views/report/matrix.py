@@ -15,8 +15,9 @@ from pytools.figures import FOLLOWED
 from pytools.signals import Path
 from pytools.units import UNKNOWN
 from pytools.views.report import format
+from pytools.views.report.aggregate import Direction, PathHistory
 from pytools.views.report.markup import Markup, element
-from pytools.views.report.records import Direction, PathStory, Report
+from pytools.views.report.records import Report
 from pytools.views.report.tables import paragraphs, section
 
 STEPS: Final = 7
@@ -28,32 +29,32 @@ _LEAST_RANGE: Final = 10  # what differs by less shall not look like cold and ho
 class Cell:
     """What is known between two hosts."""
 
-    story: PathStory  # of the worst path
+    history: PathHistory  # of the worst path
     direction: Direction  # of it, that goes from source to destination
     reverse: bool  # told by the destination's probes on their way back, because the source itself is not heard
     paths: int
     unknown: int  # of these, paths without a known one-way delay
 
 
-def cells(paths: Sequence[PathStory]) -> dict[tuple[str, str], Cell]:
+def cells(paths: Sequence[PathHistory]) -> dict[tuple[str, str], Cell]:
     """The worst path of each pair of hosts.
 
     What the source measured itself counts; only where there is nothing of it, what the destination measured backwards.
     """
-    there: dict[tuple[str, str], list[tuple[Direction, PathStory]]] = {}
-    back: dict[tuple[str, str], list[tuple[Direction, PathStory]]] = {}
-    for story in paths:
-        if story.windows:
-            ends = (story.path.source, story.path.destination)
-            there.setdefault(ends, []).append((story.forward, story))
-            back.setdefault(ends[::-1], []).append((story.reverse, story))
+    there: dict[tuple[str, str], list[tuple[Direction, PathHistory]]] = {}
+    back: dict[tuple[str, str], list[tuple[Direction, PathHistory]]] = {}
+    for history in paths:
+        if history.windows:
+            ends = (history.path.source, history.path.destination)
+            there.setdefault(ends, []).append((history.forward, history))
+            back.setdefault(ends[::-1], []).append((history.reverse, history))
     found = {}
     for ends in there.keys() | back.keys():
         reverse = ends not in there
         rows = back[ends] if reverse else there[ends]
         unknown = sum(direction.delay is None for direction, _ in rows)
-        direction, story = max(rows, key=lambda row: row[0].delay.value if row[0].delay else -1.0)
-        found[ends] = Cell(story, direction, reverse, len(rows), unknown)
+        direction, history = max(rows, key=lambda row: row[0].delay.value if row[0].delay else -1.0)
+        found[ends] = Cell(history, direction, reverse, len(rows), unknown)
     return found
 
 
@@ -111,7 +112,7 @@ def _cell(
     if cell is None:
         return element("td", "not measured", class_="none")
     measured = cell.direction.delay
-    anchor = anchors.get(cell.story.key)
+    anchor = anchors.get(cell.history.key)
     step = "none" if measured is None else f"h{heat(measured.value, low, high)}"
     figure = format.UNKNOWN if measured is None else format.delay(measured).partition(" ±")[0]
     name = f"{source} to {to}: {figure}"
@@ -122,9 +123,9 @@ def _cell(
 def _tip(source: str, to: str, cell: Cell) -> str:
     direction = cell.direction
     lines = [
-        f"{source} → {to}, worst of {format.counted(cell.paths, 'path')}: {format.way(cell.story.path)}",
+        f"{source} → {to}, worst of {format.counted(cell.paths, 'path')}: {format.way(cell.history.path)}",
         *(f"{figure.name} {format.delay(direction.figures.get(figure))}" for figure in FOLLOWED),
-        f"probes lost {format.share(cell.story.loss)}",
+        f"probes lost {format.share(cell.history.loss)}",
     ]
     if cell.reverse:
         lines[0] = (

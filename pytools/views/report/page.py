@@ -17,7 +17,7 @@ from typing import Final
 from pytools.units import duration
 from pytools.views.report import acts, clocks, format, matrix, paths, scales, tables, transport
 from pytools.views.report.markup import Markup, element, joined, text
-from pytools.views.report.records import HostStory, Report
+from pytools.views.report.records import Report
 from pytools.views.report.scales import Span
 
 _SECTIONS: Final = {
@@ -160,7 +160,7 @@ def _losses(report: Report) -> list[Markup]:
         for host in report.hosts
         if host.silences
     ]
-    lost = sum(sum(host.drops.values()) for host in report.hosts)
+    lost = sum(sum((host.drops or {}).values()) for host in report.hosts)
     if lost:
         said.append(element("strong", f" What the agents themselves count as lost grew by {lost:,} (see Agents)."))
     cut = f" {format.counted(told.cut, 'file')} ended in the middle: written just now, or by an agent that was killed."
@@ -172,26 +172,22 @@ def _agents(report: Report, span: Span) -> Markup:
         [
             host.host,
             f"{span.clock(host.first_unix_ns, 1)} to {span.clock(host.last_unix_ns, 1)}",
-            _lost(host),
+            "unknown"
+            if host.drops is None
+            else ", ".join(f"{name} {count:,}" for name, count in sorted(host.drops.items())) or "nothing",
             "; ".join(f"{hook}: {why}" for hook, why in host.failed.items())
-            or ("none" if host.drops_known else "unknown"),
+            or ("unknown" if host.drops is None else "none"),
         ]
         for host in report.hosts
     ]
     headings = ["host", "signals (UTC)", "lost within this time", "hooks that failed"]
     unknown = (
         "What an agent lost is recorded while somebody watches it (swerve top, swerve self), else it is unknown."
-        if any(not host.drops_known for host in report.hosts)
+        if any(host.drops is None for host in report.hosts)
         else ""
     )
     table = tables.table("What the agents say of themselves", headings, rows, left=headings)
     return tables.section("agents", "Agents", table, tables.paragraphs(unknown))
-
-
-def _lost(host: HostStory) -> str:
-    if not host.drops_known:
-        return "unknown"
-    return ", ".join(f"{name} {count:,}" for name, count in sorted(host.drops.items())) or "nothing"
 
 
 @functools.cache

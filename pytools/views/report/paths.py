@@ -9,9 +9,10 @@ from pytools.figures import FOLLOWED, Measure
 from pytools.signals import Path
 from pytools.units import duration, size
 from pytools.views.report import chart, format, scales, tables
+from pytools.views.report.aggregate import PathHistory
 from pytools.views.report.chart import HEIGHT, Curve, Mark
 from pytools.views.report.markup import Markup, element
-from pytools.views.report.records import PathStory, Report
+from pytools.views.report.records import Report
 from pytools.views.report.scales import Span
 
 DRAWN: Final = 48  # paths with charts, the worst first
@@ -22,7 +23,7 @@ _CHANGES: Final = 300
 
 def anchors(report: Report) -> dict[tuple[str, Path], str]:
     """Where each path is drawn."""
-    return {story.key: f"path-{number}" for number, story in enumerate(report.paths[:DRAWN], start=1)}
+    return {history.key: f"path-{number}" for number, history in enumerate(report.paths[:DRAWN], start=1)}
 
 
 def marks(report: Report, span: Span) -> dict[int, Mark]:
@@ -35,9 +36,9 @@ def drawn(report: Report, span: Span) -> Markup:
     places, made = anchors(report), marks(report, span)
     if not report.paths:
         return tables.section("paths", "Paths", tables.paragraphs("No path was measured within this time."))
-    stories = [
-        _story(story, span, made, places[story.key], number <= OPEN)
-        for number, story in enumerate(report.paths[:DRAWN], start=1)
+    histories = [
+        _drawn(history, span, made, places[history.key], number <= OPEN)
+        for number, history in enumerate(report.paths[:DRAWN], start=1)
     ]
     left_out = len(report.paths) - DRAWN
     note = (
@@ -47,24 +48,24 @@ def drawn(report: Report, span: Span) -> Markup:
         "The worst path first. A line is broken where nothing is known; a shade is the error (±) of the line in it. "
         "Flags are acts of steering on what carries the path: focus or point at one to read what was done and why."
     )
-    return tables.section("paths", "Paths", _table(report.paths, places), tables.paragraphs(how, note), *stories)
+    return tables.section("paths", "Paths", _table(report.paths, places), tables.paragraphs(how, note), *histories)
 
 
-def _table(paths: Sequence[PathStory], places: Mapping[tuple[str, Path], str]) -> Markup:
+def _table(paths: Sequence[PathHistory], places: Mapping[tuple[str, Path], str]) -> Markup:
     headings = ["path", *(figure.name for figure in FOLLOWED), "lost", "retransmitted", "held", "last state"]
     rows = []
-    for story in paths:
-        anchor = places.get(story.key)
-        name = format.way(story.path)
-        resent = sum(story.resent.totals.values())
+    for history in paths:
+        anchor = places.get(history.key)
+        name = format.way(history.path)
+        resent = sum(history.resent.totals.values())
         rows.append(
             [
                 element("a", name, href=f"#{anchor}") if anchor else name,
-                *(format.delay(story.forward.figures.get(figure)) for figure in FOLLOWED),
-                format.share(story.loss),
-                f"{resent:,} of {story.segments_out:,}" if story.segments_out or resent else "no TCP",
-                _held(story),
-                story.states.runs[-1].word if story.states.runs else format.UNKNOWN,
+                *(format.delay(history.forward.figures.get(figure)) for figure in FOLLOWED),
+                format.share(history.loss),
+                f"{resent:,} of {history.segments_out:,}" if history.segments_out or resent else "no TCP",
+                _held(history),
+                history.states.runs[-1].word if history.states.runs else format.UNKNOWN,
             ]
         )
     return tables.table(
@@ -73,37 +74,37 @@ def _table(paths: Sequence[PathStory], places: Mapping[tuple[str, Path], str]) -
     )  # fmt: skip
 
 
-def _held(story: PathStory) -> str:
+def _held(history: PathHistory) -> str:
     """What waited at the source, and for how long in all."""
-    return "never" if story.held is None else f"{size(story.held.bytes)}, {duration(story.held.waited_ns)}"
+    return "never" if history.held is None else f"{size(history.held.bytes)}, {duration(history.held.waited_ns)}"
 
 
-def _story(story: PathStory, span: Span, made: Mapping[int, Mark], anchor: str, opened: bool) -> Markup:
-    acts = [made[number] for number in story.acts if number in made]
-    name = format.way(story.path)
+def _drawn(history: PathHistory, span: Span, made: Mapping[int, Mark], anchor: str, opened: bool) -> Markup:
+    acts = [made[number] for number in history.acts if number in made]
+    name = format.way(history.path)
     summary = f"{name}: " + ", ".join(
-        f"{figure.name} {format.delay(story.forward.figures.get(figure))}" for figure in FOLLOWED if figure.share > 0.5
+        f"{each.name} {format.delay(history.forward.figures.get(each))}" for each in FOLLOWED if each.share > 0.5
     )
     if acts:
         summary += f", {format.counted(len(acts), 'act')}"
     return tables.folded(
         summary,
-        *(_chart(measure, story, span, acts) for measure in dict.fromkeys(figure.measure for figure in FOLLOWED)),
-        tables.paragraphs(_resolution(story)),
+        *(_chart(measure, history, span, acts) for measure in dict.fromkeys(figure.measure for figure in FOLLOWED)),
+        tables.paragraphs(_resolution(history)),
         id_=anchor,
         opened=opened,
     )  # fmt: skip
 
 
-def _chart(measure: Measure, story: PathStory, span: Span, acts: Sequence[Mark]) -> Markup:
+def _chart(measure: Measure, history: PathHistory, span: Span, acts: Sequence[Mark]) -> Markup:
     title = measure.words.capitalize()
-    curves = [Curve(each.part or each.name, line) for each, line in story.lines.items() if each.measure is measure]
+    curves = [Curve(each.part or each.name, line) for each, line in history.lines.items() if each.measure is measure]
     values = [point.value for curve in curves for point in curve.line.points]
     if not values:
-        return tables.paragraphs(f"{title}: unknown within this time. {_why_unknown(story, measure)}")
+        return tables.paragraphs(f"{title}: unknown within this time. {_why_unknown(history, measure)}")
     scale = scales.logarithmic(values, HEIGHT)
     label = (
-        f"{title} of {format.way(story.path)} over time: {duration(min(values))} to {duration(max(values))}. "
+        f"{title} of {format.way(history.path)} over time: {duration(min(values))} to {duration(max(values))}. "
         "Arrow keys read values, plus and minus look closer; a table follows."
     )
     return tables.figure(
@@ -114,41 +115,45 @@ def _chart(measure: Measure, story: PathStory, span: Span, acts: Sequence[Mark])
     )
 
 
-def _why_unknown(story: PathStory, measure: Measure) -> str:
-    if story.settled and story.lost == story.settled:
+def _why_unknown(history: PathHistory, measure: Measure) -> str:
+    if history.settled and history.lost == history.settled:
         return "All its probes were lost."
-    if measure.compared and set(story.clocks) == {"free_running"}:
+    if measure.compared and set(history.clocks) == {"free_running"}:
         return "The clocks of the two hosts were never compared (free_running): this needs them to be."
     return ""
 
 
-def _resolution(story: PathStory) -> str:
-    if not story.windows:
+def _resolution(history: PathHistory) -> str:
+    if not history.windows:
         return "It was not probed within this time."
-    line = max(story.lines.values(), key=lambda line: line.values)
+    line = max(history.lines.values(), key=lambda line: line.values)
     kept = f"of each {duration(line.slot_ns)} the smallest and the largest are drawn" if line.values > len(
         line.points) else "all are drawn"  # fmt: skip
-    clocks = ", ".join(f"{state} {count}" for state, count in sorted(story.clocks.items()))
-    return f"{story.windows:,} windows of {duration(story.window_ns)} by {story.host}; {kept}. Clocks: {clocks}."
+    clocks = ", ".join(f"{state} {count}" for state, count in sorted(history.clocks.items()))
+    return f"{history.windows:,} windows of {duration(history.window_ns)} by {history.host}; {kept}. Clocks: {clocks}."
 
 
 def states(report: Report, span: Span) -> Markup:
     """What steering thought of the paths."""
-    told = [story for story in report.paths if story.states.runs]
+    told = [history for history in report.paths if history.states.runs]
     if not told:
         return tables.section("states", "States of paths", tables.paragraphs("No controller told any state."))
     rows = [
-        [format.way(story.path), chart.strip(span, story.states, format.state), format.lasted(story.states.lasted_ns())]
-        for story in told[:_STATES]
+        [
+            format.way(history.path),
+            chart.strip(span, history.states, format.state),
+            format.lasted(history.states.lasted_ns()),
+        ]
+        for history in told[:_STATES]
     ]
     changes = sorted(
-        ((run.began_ns, format.way(story.path), run) for story in told for run in story.states.runs), reverse=True
+        ((run.began_ns, format.way(history.path), run) for history in told for run in history.states.runs), reverse=True
     )
     listed = [
         [span.clock(began, 3), name, run.word, duration(run.ended_ns - run.began_ns), run.note]
         for began, name, run in reversed(changes[:_CHANGES])
     ]
-    forgotten = sum(story.states.forgotten for story in told) + max(0, len(changes) - _CHANGES)
+    forgotten = sum(history.states.forgotten for history in told) + max(0, len(changes) - _CHANGES)
     note = f"{forgotten:,} older changes are not listed." if forgotten else ""
     return tables.section(
         "states",

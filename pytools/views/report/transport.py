@@ -7,9 +7,10 @@ from typing import Final
 
 from pytools.units import bit_rate, duration
 from pytools.views.report import chart, format, scales, tables
+from pytools.views.report.aggregate import PathHistory, QueuePairHistory
 from pytools.views.report.chart import HEIGHT, Curve
 from pytools.views.report.markup import Markup, element
-from pytools.views.report.records import PathStory, QueuePairStory, Report
+from pytools.views.report.records import Report
 from pytools.views.report.scales import Span
 from pytools.views.report.series import Bars, Sums
 
@@ -25,18 +26,18 @@ _DRAWN: Final = 16  # queue pairs with a chart
 
 def tcp(report: Report, span: Span) -> Markup:
     """Segments retransmitted, by cause."""
-    told = [story for story in report.paths if story.segments_out or story.resent.slots]
+    told = [history for history in report.paths if history.segments_out or history.resent.slots]
     if not told:
         nothing = "No TCP on a measured path was told of."
         return tables.section("tcp", "Retransmissions by cause", tables.paragraphs(nothing))
     charts = [
-        _host(host, [story for story in told if story.host == host], span)
-        for host in sorted({story.host for story in told})
+        _host(host, [history for history in told if history.host == host], span)
+        for host in sorted({history.host for history in told})
     ]
     rows = [
-        [format.way(story.path), *(f"{story.resent.totals.get(cause, 0):,}" for cause in CAUSES),
-         f"{story.segments_out:,}", format.share(_again(story))]
-        for story in sorted(told, key=lambda each: -sum(each.resent.totals.values()))
+        [format.way(history.path), *(f"{history.resent.totals.get(cause, 0):,}" for cause in CAUSES),
+         f"{history.segments_out:,}", format.share(_again(history))]
+        for history in sorted(told, key=lambda each: -sum(each.resent.totals.values()))
     ]  # fmt: skip
     how = (
         "Fast: acknowledgements showed the loss, a queue that overflows. RTO: nothing came back, a way that was dead "
@@ -47,12 +48,12 @@ def tcp(report: Report, span: Span) -> Markup:
     return tables.section("tcp", "Retransmissions by cause", tables.paragraphs(how), table, *charts)
 
 
-def _again(story: PathStory) -> float | None:
-    return sum(story.resent.totals.values()) / story.segments_out if story.segments_out else None
+def _again(history: PathHistory) -> float | None:
+    return sum(history.resent.totals.values()) / history.segments_out if history.segments_out else None
 
 
-def _host(host: str, stories: Sequence[PathStory], span: Span) -> Markup:
-    counts = together([story.resent for story in stories])
+def _host(host: str, histories: Sequence[PathHistory], span: Span) -> Markup:
+    counts = together([history.resent for history in histories])
     if not counts.slots:
         return tables.paragraphs(f"{host} sent nothing again.")
     kinds = [cause for cause in CAUSES if counts.totals.get(cause)]
@@ -100,22 +101,22 @@ def rdma(report: Report, span: Span) -> Markup:
         return tables.section("rdma", title, tables.paragraphs(f"No RDMA within this time. {why}"))
     rows = [
         [
-            _name(story),
-            chart.strip(span, story.verdicts, format.state),
-            format.lasted(story.verdicts.lasted_ns()),
-            story.last.verdict,
-            story.last.reason,
+            _name(history),
+            chart.strip(span, history.verdicts, format.state),
+            format.lasted(history.verdicts.lasted_ns()),
+            history.last.verdict,
+            history.last.reason,
         ]
-        for story in report.queue_pairs
+        for history in report.queue_pairs
     ]
     headings = ["queue pair", "verdict over time", "how long", "last verdict", "reason"]
     table = tables.table("The higher the band, the worse", headings, rows, left=headings)
-    charts = [_bandwidth(story, span) for story in report.queue_pairs[:_DRAWN] if story.bandwidth.points]
+    charts = [_bandwidth(history, span) for history in report.queue_pairs[:_DRAWN] if history.bandwidth.points]
     return tables.section("rdma", title, table, _suspects(report), *charts)
 
 
-def _name(story: QueuePairStory) -> str:
-    last = story.last
+def _name(history: QueuePairHistory) -> str:
+    last = history.last
     remote = f" to {last.remote}" if last.remote else ""
     return f"{last.host} {last.device} {last.qp_number}{remote} ({last.owner.command or 'unknown'})"
 
@@ -127,16 +128,16 @@ def jobs(report: Report, span: Span) -> Markup:
         nothing = "No distributed job was told of. Records have jobs only while somebody asks for them, as metrics do."
         return tables.section("jobs", title, tables.paragraphs(nothing))
     rows = []
-    for story in report.jobs:
-        worst, at = story.worst, ""
+    for history in report.jobs:
+        worst, at = history.worst, ""
         if worst is not None:
-            at = f"{scales.moment(story.worst_unix_ns):%H:%M:%S} UTC: "
+            at = f"{scales.moment(history.worst_unix_ns):%H:%M:%S} UTC: "
             at += f"{worst.kind}, {format.share(worst.share)} of a step"
         rows.append(
             [
-                f"{story.last.host} {story.last.job}",
-                chart.strip(span, story.verdicts, format.state),
-                format.lasted(story.verdicts.lasted_ns()),
+                f"{history.last.host} {history.last.job}",
+                chart.strip(span, history.verdicts, format.state),
+                format.lasted(history.verdicts.lasted_ns()),
                 at or "nothing",
                 "" if worst is None else worst.reason,
             ]
@@ -158,13 +159,13 @@ def _suspects(report: Report) -> Markup:
     return tables.table("Suspected to be slow, at the end", headings, rows, left=("told by", "reason"))
 
 
-def _bandwidth(story: QueuePairStory, span: Span) -> Markup:
-    curves = [Curve("mean of 8-message windows", story.bandwidth)]
-    scale = scales.linear([point.value for point in story.bandwidth.points], HEIGHT / 2)
-    label = f"Bandwidth of {_name(story)} over time. Arrow keys read values; a table follows."
+def _bandwidth(history: QueuePairHistory, span: Span) -> Markup:
+    curves = [Curve("mean of 8-message windows", history.bandwidth)]
+    scale = scales.linear([point.value for point in history.bandwidth.points], HEIGHT / 2)
+    label = f"Bandwidth of {_name(history)} over time. Arrow keys read values; a table follows."
     figure = tables.figure(
         "Bandwidth over sliding windows of 8 messages, mean",
         element("div", chart.lines(span, curves, scale, "bps", label, bit_rate)),
         tables.lines_table(span, curves, bit_rate),
     )
-    return tables.folded(_name(story), figure)
+    return tables.folded(_name(history), figure)
