@@ -351,8 +351,8 @@ def doctor(options: Options, clean: bool, bundle: Path | None, redact: bool) -> 
     Exit code 5: something essential is missing.
     """
     from pytools import config, directories
+    from pytools.doctor import report as room
     from pytools.sources import programs
-    from pytools.views import doctor as room
 
     if clean and bundle is not None:
         raise click.UsageError("--clean and --bundle are mutually exclusive: make the bundle first")

@@ -5,8 +5,8 @@ Pure: a model in, a renderable out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterable
+from typing import Final
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -17,9 +17,6 @@ from pytools.figures import supports_one_way
 from pytools.signals import AnySignal, ClockState, Owner, Path, Self
 from pytools.units import UNKNOWN, duration, share, size
 from pytools.views.model import Model, is_silent
-
-if TYPE_CHECKING:
-    from pytools.views.doctor import Result
 
 NO_PATH: Final = "no measured path"
 NO_INTERFACE: Final = "interface not known"
@@ -169,28 +166,3 @@ def cost(model: Model) -> RenderableType:
             add_row(failed, name, Text(reason, style="red"))
         parts.append(failed)
     return Group(*parts)
-
-
-def diagnosis(results: Sequence[Result], cannot: Sequence[str], kernel: str, netns: str | None) -> RenderableType:
-    """Findings line by line; below each gap what it costs and how to mend it."""
-    where = f" in {netns}" if netns else ""
-    lines = [Text(f"kernel {kernel}{where}", style="bold")]
-    width = max((len(result.name) for result in results), default=0)
-    for result in results:
-        word, style = _verdict(result)
-        line = Text("  ").append(f"{word:<8}", style=style).append(f" {result.name:<{width}}")
-        lines.append(line.append(f"  {result.detail}" if result.detail else "", style="dim"))
-        for label, text in (("costs", result.costs), ("mend", result.mend)):
-            if text:
-                lines.append(Text(f"           {label:<6}{text}"))
-    lines.append(Text("cannot be done on any host", style="bold"))
-    lines.extend(Text(f"  - {each}") for each in cannot)
-    return Group(*lines)
-
-
-def _verdict(result: Result) -> tuple[str, str]:
-    if result.present is None:
-        return "unknown", "yellow"
-    if result.present:
-        return "present", "green"
-    return ("MISSING", "bold red") if result.essential else ("missing", "yellow")

@@ -8,7 +8,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -19,6 +19,9 @@ from support import AS_NOBODY, ROOT, SWERVE, Namespace, require, run
 
 from pytools import directories
 from pytools.config import AgentConfig
+from pytools.doctor import agent
+from pytools.doctor import report as doctor
+from pytools.doctor.checks import Check, checks
 from pytools.errors import RefusedError, UsageError
 from pytools.ipc.wire import TAGS
 from pytools.kernel import features, leftovers
@@ -27,7 +30,6 @@ from pytools.kernel.native import Native
 from pytools.kernel.netns import inside
 from pytools.signals import AnySignal, RdmaSight
 from pytools.sources import programs
-from pytools.views import check, checks_agent, checks_network, doctor
 from steering.acting import journal
 from steering.acting.lock import Lock
 
@@ -38,6 +40,10 @@ PROGRAMS = programs.all_of(AgentConfig("", []))
 def report() -> doctor.Report:
     require("root", "bcc")
     return doctor.examine(None, None, PROGRAMS)
+
+
+def check(namespace: str | None, name: str) -> Check:
+    return next(each for each in checks(namespace, None, []) if each.name == name)
 
 
 def found(report: doctor.Report, name: str) -> doctor.Result:
@@ -119,13 +125,13 @@ def test_looking_builds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Native, "build", build)
     for built in (True, False):
         monkeypatch.setattr(Native, "is_built", lambda _, built=built: built)
-        tap = next(each for each in checks_network.rdma(None) if each.name == "RDMA tap")
+        tap = check(None, "RDMA tap")
         assert tap.find().present is built
 
 
 def statistics_of(namespace: str) -> features.Finding:
     with inside(namespace):
-        return next(each for each in checks_network.links() if each.name == "driver statistics").find()
+        return check(None, "driver statistics").find()
 
 
 def test_driver_statistics_are_those_of_the_namespace(namespace: str) -> None:
@@ -136,7 +142,7 @@ def test_driver_statistics_are_those_of_the_namespace(namespace: str) -> None:
     assert found.present is True and re.search(r"doc0 \d+, doc1 \d+|doc1 \d+, doc0 \d+", found.detail)
 
 
-Ask = Callable[[Iterable[check.Check], str, AnySignal | None], features.Finding]
+Ask = Callable[[str, AnySignal | None], features.Finding]
 
 
 @pytest.fixture
@@ -144,8 +150,8 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ask:
     """What one of these checks finds where an agent says this over and over, after it has looked where none runs."""
     monkeypatch.setenv("SWERVE_RUNTIME_DIR", str(tmp_path))
 
-    def answer(checks: Iterable[check.Check], name: str, signal: AnySignal | None) -> features.Finding:
-        find = next(each for each in checks if each.name == name).find
+    def answer(name: str, signal: AnySignal | None) -> features.Finding:
+        find = check("t", name).find
         assert find() == features.Finding(None, "no agent runs that could say")
         with contextlib.closing(Served(directories.agent_socket("t"))) as served, ThreadPoolExecutor() as pool:
             asking = pool.submit(find)
@@ -174,8 +180,8 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ask:
 def test_the_agent_is_asked_how_each_process_is_seen(
     ask: Ask, sight: RdmaSight | None, present: bool | None, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(check, "_ASKED_S", 0.5 if sight is None else 10.0)
-    found = ask(checks_network.rdma("t"), "RDMA as the agent sees it", sight)
+    monkeypatch.setattr(agent, "_ASKED_S", 0.5 if sight is None else 10.0)
+    found = ask("RDMA as the agent sees it", sight)
     assert found == features.Finding(present, said)
 
 
@@ -205,7 +211,7 @@ def test_each_family_spreads_flows_by_a_setting_of_its_own(veth_pair: tuple[str,
         for family in ("ipv4", "ipv6"):
             assert features.routed(family)
             Path(f"/proc/sys/net/{family}/fib_multipath_hash_policy").write_text("0")
-        first, second = checks_network.hashing(name)
+        first, second = (check(name, f"ECMP by ports, {family}") for family in ("IPv4", "IPv6"))
         assert (first.find().present, second.find().present) == (False, False)
     run(first.mend.split())
     with inside(name):
@@ -321,7 +327,7 @@ def test_clean_removes_what_a_killed_agent_left_and_only_that(
     ],
 )
 def test_peers_that_do_not_share_the_key_are_named(ask: Ask, dropped: dict[str, int], present: bool, said: str) -> None:
-    found = ask(checks_agent.checks("t", None), "one key for probes", samples.self_cost(drops=dropped))
+    found = ask("one key for probes", samples.self_cost(drops=dropped))
     assert found == features.Finding(present, said)
 
 
@@ -332,7 +338,7 @@ def test_peers_that_do_not_share_the_key_are_named(ask: Ask, dropped: dict[str, 
 )
 def test_an_agent_that_hangs_behind_its_kernel_is_named(ask: Ask, age_ns: int | None, present: bool, said: str) -> None:
     answer = samples.path_liveness(peer_agent_age_ns=age_ns)
-    assert ask(checks_agent.checks("t", None), "agents of the peers", answer) == features.Finding(present, said)
+    assert ask("agents of the peers", answer) == features.Finding(present, said)
 
 
 def test_clean_refuses_while_an_agent_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, namespace: str) -> None:

@@ -14,11 +14,12 @@ from support import AS_NOBODY, SWERVE, require, run
 
 from pytools import directories
 from pytools.config import AgentConfig
+from pytools.doctor import report as doctor
+from pytools.doctor.checks import checks
 from pytools.kernel import features
 from pytools.kernel.bpf import attach, loader, tc_programs
 from pytools.kernel.netns import inside
 from pytools.sources import programs
-from pytools.views import checks_agent, doctor
 
 CONFIG = "host: one\npeers: [{name: two, address: 10.77.0.2, clock: shared}]\n"
 
@@ -39,7 +40,7 @@ def host(veth_pair: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def others(name: str) -> features.Finding:
     with inside(name):
-        return next(each for each in checks_agent.checks(name, None) if each.name == "no others at TC").find()
+        return next(each for each in checks(name, None, []) if each.name == "no others at TC").find()
 
 
 def at_tc(name: str, interface: str) -> list[tuple[str, str, str, bool]]:
@@ -104,7 +105,7 @@ def test_versions_are_what_the_packages_say() -> None:
 
 
 def test_the_clock_is_said_to_be_set_or_not() -> None:
-    check = next(each for each in checks_agent.checks(None, None) if each.name == "system clock").find()
+    check = next(each for each in checks(None, None, []) if each.name == "system clock").find()
     said = run(["adjtimex", "--print"], check=False) if Path("/usr/sbin/adjtimex").exists() else None
     assert check.present in (True, False) and check.detail
     assert said is None or ("status: 64" in said.stdout) == (check.present is False)

@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 from support import ROOT
 
+from pytools.doctor import agent
+from pytools.doctor.checks import checks
 from pytools.kernel import privileges
 from pytools.kernel.features import Finding
 from pytools.sources.probing.schedule import PRIORITY, Schedule
-from pytools.views import checks_agent
 
 UNITS = [ROOT / "packaging" / "systemd" / f"swerve-{name}.service" for name in ("agent", "steer")]
 ASK = (
@@ -83,10 +84,10 @@ def test_the_units_come_before_applications(unit: Path) -> None:
 def test_doctor_shows_that_of_the_agent(
     monkeypatch: pytest.MonkeyPatch, nice: int | None, pacer: int, finding: Finding
 ) -> None:
-    monkeypatch.setattr(checks_agent, "_agent", lambda _: (7, 0))
-    monkeypatch.setattr(checks_agent.privileges, "priority_of", lambda _: nice)
-    monkeypatch.setattr(checks_agent.privileges, "pacer_priority", lambda _: pacer)
-    (check,) = [each for each in checks_agent.checks(None, None) if each.name == "priority of the agent"]
+    monkeypatch.setattr(agent, "_agent", lambda _: (7, 0))
+    monkeypatch.setattr(agent.privileges, "priority_of", lambda _: nice)
+    monkeypatch.setattr(agent.privileges, "pacer_priority", lambda _: pacer)
+    (check,) = [each for each in checks(None, None, []) if each.name == "priority of the agent"]
     assert check.find() == finding and not check.essential
 
 
@@ -99,6 +100,6 @@ def test_the_priority_of_a_pacer_is_that_of_the_process_it_is() -> None:
 
 
 def test_doctor_asks_nothing_of_an_agent_that_does_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks_agent, "_agent", lambda _: None)
-    (check,) = [each for each in checks_agent.checks(None, None) if each.name == "priority of the agent"]
+    monkeypatch.setattr(agent, "_agent", lambda _: None)
+    (check,) = [each for each in checks(None, None, []) if each.name == "priority of the agent"]
     assert check.find() == Finding(None, "no agent runs")

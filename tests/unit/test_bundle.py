@@ -21,11 +21,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from pytools import directories
+from pytools.doctor import bundle as doctor_bundle
+from pytools.doctor import report as doctor
+from pytools.doctor.redact import LEFT_OUT, Addresses, cleaned
 from pytools.errors import UsageError
 from pytools.recording import segments
 from pytools.signals import encode
-from pytools.views import doctor, doctor_bundle
-from pytools.views.doctor_redact import LEFT_OUT, Addresses, cleaned
 
 SECRET = "hunter2-hunter2"
 CONFIG = f"""\

@@ -6,12 +6,16 @@ from collections.abc import Mapping
 
 import pytest
 
+from pytools.doctor.checks import Check, checks
 from pytools.kernel import features
 from pytools.kernel.features import Finding
-from pytools.views import checks_network
 
 POLICY_4, POLICY_6 = (f"net.{family}.fib_multipath_hash_policy" for family in ("ipv4", "ipv6"))
 FIELDS_4 = "net.ipv4.fib_multipath_hash_fields"
+
+
+def hashing(namespace: str | None) -> list[Check]:
+    return [each for each in checks(namespace, None, []) if each.name.startswith("ECMP")]
 
 
 @pytest.fixture
@@ -21,7 +25,7 @@ def found(monkeypatch: pytest.MonkeyPatch):
     def find(settings: Mapping[str, str], routed: tuple[str, ...] = ("ipv4", "ipv6")) -> dict[str, Finding]:
         monkeypatch.setattr(features, "setting", lambda name: settings.get(name, ""))
         monkeypatch.setattr(features, "routed", lambda family: family in routed)
-        return {check.name.rpartition(" ")[2]: check.find() for check in checks_network.hashing(None)}
+        return {check.name.rpartition(" ")[2]: check.find() for check in hashing(None)}
 
     return find
 
@@ -53,10 +57,10 @@ def test_only_what_takes_both_ports_in_spreads_by_ports(found, settings: dict[st
 
 
 def test_the_mend_is_of_the_family_and_of_the_namespace() -> None:
-    assert [each.mend for each in checks_network.hashing(None)] == [
+    assert [each.mend for each in hashing(None)] == [
         f"sysctl -w {POLICY_4}=1",
         f"sysctl -w {POLICY_6}=1",
     ]
-    assert checks_network.hashing("nc-a")[1].mend == f"ip netns exec nc-a sysctl -w {POLICY_6}=1"
-    costs = [each.costs for each in checks_network.hashing(None)]
+    assert hashing("nc-a")[1].mend == f"ip netns exec nc-a sysctl -w {POLICY_6}=1"
+    costs = [each.costs for each in hashing(None)]
     assert "IPv4" in costs[0] and "IPv6" in costs[1]

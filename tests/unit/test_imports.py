@@ -21,6 +21,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("pytools.ipc",),
     ("pytools.lab", "pytools.recording"),
     ("pytools.sources", "pytools.views"),
+    ("pytools.doctor",),
     ("pytools.agent",),
     ("pytools.cli_options",),
     ("pytools.cli_history",),

@@ -1,6 +1,6 @@
 """A support bundle: one file with what somebody needs who helps from afar, and nothing that should not leave the host.
 
-Every part is parsed and written again, so that comments, keys and processes stay here (doctor_redact.py). What cannot
+Every part is parsed and written again, so that comments, keys and processes stay here (redact.py). What cannot
 be had is named in the manifest with the reason. Sizes are bounded. Run in the network namespace that is described.
 """
 
@@ -24,11 +24,11 @@ import msgspec
 
 from pytools import config as configuration
 from pytools import directories, yaml_reader
+from pytools.doctor.redact import Addresses, cleaned
 from pytools.errors import SwerveError, UsageError
 from pytools.ipc.client import Client
 from pytools.owned_files import as_owner
 from pytools.recording import reader
-from pytools.views.doctor_redact import Addresses, cleaned
 
 MANIFEST: Final = "manifest.json"
 PART_BYTES: Final = 4 << 20

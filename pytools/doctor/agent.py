@@ -1,90 +1,65 @@
-"""What `doctor` looks at around the agent: what the one that runs may do, who else is at TC, whether clocks are set.
+"""What `doctor` finds around the agent: what the one that runs may do and says, its configuration, who else is at TC.
 
 Run in the network namespace that is examined.
 """
 
 from __future__ import annotations
 
-import ctypes
-import os
 import socket
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from pytools import config as configuration
 from pytools import directories
 from pytools.errors import SwerveError
+from pytools.ipc.client import Client
 from pytools.ipc.socket_files import connect, peer
+from pytools.ipc.wire import TAGS
 from pytools.kernel import privileges
 from pytools.kernel.bpf import tc_programs
 from pytools.kernel.features import Finding
 from pytools.kernel.netlink.nexthops import family_of
 from pytools.kernel.netlink.routing import Netlink, NetlinkError
 from pytools.kernel.own_addresses import with_own_routes
-from pytools.signals import PathLiveness, Self
-from pytools.views.check import Check, by_agent
+from pytools.signals import AnySignal, PathLiveness, RdmaSight, Self
 
 _MOST: Final = 16  # named; the rest is counted
-_TIMEX_BYTES, _TIME_ERROR = 208, 5
+_ASKED_S: Final = 2.5  # an agent says once a second what it counts and sees
 _HUNG_NS: Final = 5_000_000_000
 _WITHOUT_OUR_KEY: Final = {
     "probe_unsigned_request": "probes of a peer that has no key",
     "probe_unsigned_reply": "replies of a peer that has no key, or does not run swerve",
     "probe_forged_request": "probes of a peer with another key, or forged",
 }
+_Told = TypeVar("_Told", bound=AnySignal)
 
 
-def checks(name: str | None, config: Path | None) -> list[Check]:
-    """All of these."""
-    found = _privileges_found(name)
-    return [
-        Check(
-            "privileges of the agent",
-            False,
-            "; ".join(each.what for each in found[1]),
-            "nothing to mend if that can be spared; else add AmbientCapabilities= and CapabilityBoundingSet= with "
-            f"{', '.join(each.capability for each in found[1])} to its unit ({directories.page('service.md')})",
-            lambda: found[0],
-        ),
-        Check(
-            "priority of the agent",
-            False,
-            "where applications take all processors its probes are read late, and failover takes longer",
-            f"start it as root, or with Nice={privileges.NICE} in its unit ({directories.page('service.md')})",
-            lambda: _priority(name),
-        ),
-        Check(
-            "agents of the peers",
-            False,
-            "a peer's kernel answers probes while its agent hangs: that host then measures and steers nothing",
-            "look at its service: `systemctl status swerve-agent`, or `swerve doctor` there",
-            lambda: by_agent(name, PathLiveness, _peers),
-        ),
-        Check(
-            "one key for probes",
-            False,
-            "between hosts that do not share the key no probe is answered or believed: their paths are silent",
-            "let bus.key_file hold the same key on all hosts, and restart their agents "
-            f"({directories.page('probes.md')}, with a cluster key)",
-            lambda: by_agent(name, Self, _keys),
-        ),
-        Check(
-            "no others at TC",
-            False,
-            "a program that decides about a packet before ours hides it from ours, and one that changes it changes "
-            "what is measured",
-            "`bpftool net show` has their order: let them return TCX_NEXT (TC_ACT_UNSPEC), or attach after swerve",
-            lambda: _others(name, config),
-        ),
-        Check(
-            "system clock",
-            False,
-            "the time of day in the records of several hosts cannot be laid side by side (delays do not rest on it)",
-            "apt-get install chrony, or another time service",
-            _system_clock,
-        ),
-    ]
+def by_agent(name: str | None, kind: type[_Told], judge: Callable[[Iterator[_Told]], Finding]) -> Finding:
+    """What is found in what the agent that runs says of this kind within a few seconds."""
+    try:
+        with Client(directories.agent_socket(name), frozenset({TAGS[kind]})) as client:
+            return judge(signal for signal in client.within(_ASKED_S) if isinstance(signal, kind))
+    except (SwerveError, OSError):
+        return Finding(None, "no agent runs that could say")
+
+
+def served(name: str | None) -> str:
+    """The socket on which an agent answers.
+
+    Raises
+    ------
+    SwerveError
+        If none does.
+    """
+    with Client(directories.agent_socket(name), frozenset()):
+        return str(directories.agent_socket(name))
+
+
+def configured(name: str | None, config: Path | None) -> str:
+    place = config or directories.default_config(name)
+    loaded, hints = configuration.read(place)
+    return "; ".join([f"{place}: host {loaded.host}, {len(loaded.peers)} peers", *hints])
 
 
 def _agent(name: str | None) -> tuple[int, int] | None:
@@ -97,7 +72,7 @@ def _agent(name: str | None) -> tuple[int, int] | None:
     return pid, uid
 
 
-def _privileges_found(name: str | None) -> tuple[Finding, list[privileges.Lost]]:
+def privileges_of(name: str | None) -> tuple[Finding, list[privileges.Lost]]:
     agent = _agent(name)
     if agent is None:
         return Finding(None, "no agent runs"), []
@@ -110,7 +85,7 @@ def _privileges_found(name: str | None) -> tuple[Finding, list[privileges.Lost]]
     return Finding(not lost, f"{whose}, without {', '.join(each.capability for each in lost)}" if lost else whose), lost
 
 
-def _priority(name: str | None) -> Finding:
+def priority(name: str | None) -> Finding:
     agent = _agent(name)
     if agent is None:
         return Finding(None, "no agent runs")
@@ -122,7 +97,7 @@ def _priority(name: str | None) -> Finding:
     return Finding(nice <= privileges.NICE, f"process {agent[0]} at nice {nice}; its probes are sent at {sends}")
 
 
-def _peers(told: Iterable[PathLiveness]) -> Finding:
+def peers(told: Iterable[PathLiveness]) -> Finding:
     """Whether the agents of the peers work, by what their kernels say of them in their answers."""
     found = {each.path.destination: each.peer_agent_age_ns for each in told if each.peer_agent_age_ns is not None}
     hung = [f"{peer}: not for {age_ns / 1e9:.0f} s" for peer, age_ns in sorted(found.items()) if age_ns > _HUNG_NS]
@@ -130,7 +105,7 @@ def _peers(told: Iterable[PathLiveness]) -> Finding:
     return Finding(not hung, "; ".join(hung[:_MOST]) + more)
 
 
-def _keys(told: Iterator[Self]) -> Finding:
+def keys(told: Iterator[Self]) -> Finding:
     """Whether this host and its peers share the cluster key, by what its agent has counted since it started."""
     own = next(told, None)
     if own is None:
@@ -140,7 +115,7 @@ def _keys(told: Iterator[Self]) -> Finding:
     return Finding(not found, "; ".join(found))
 
 
-def _others(name: str | None, config: Path | None) -> Finding:
+def others_at_tc(name: str | None, config: Path | None) -> Finding:
     wanted, why = _interfaces(name, config)
     found = [each for interface, index in wanted for each in tc_programs.on(interface, index) if not each.ours]
     said = [str(each) for each in found[:_MOST]]
@@ -181,9 +156,12 @@ def _carrying(netlink: Netlink, addresses: Sequence[str]) -> Iterator[int]:
                 yield index
 
 
-def _system_clock() -> Finding:
-    """The kernel's own word on whether somebody sets the clock; read only."""
-    state = int(ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.create_string_buffer(_TIMEX_BYTES)))
-    if state < 0:
-        return Finding(None, os.strerror(ctypes.get_errno()))
-    return Finding(state != _TIME_ERROR, "nobody sets it" if state == _TIME_ERROR else "synchronised, says the kernel")
+def rdma_seen(told: Iterator[RdmaSight]) -> Finding:
+    """How the agent that runs sees each process."""
+    sight = next(told, None)
+    if sight is None:
+        return Finding(None, "the agent says nothing of RDMA")
+    if not sight.available:
+        return Finding(False, sight.reason)
+    seen = "; ".join(f"{process}: {how}" for process, how in sorted(sight.seen.items()))
+    return Finding(True, seen or "no process uses it now")

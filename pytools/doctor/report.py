@@ -18,12 +18,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+from rich.console import Group, RenderableType
+from rich.text import Text
 
 from pytools import directories
+from pytools.doctor.agent import served
+from pytools.doctor.checks import Check, checks
 from pytools.errors import RefusedError, SwerveError
 from pytools.kernel import features, netns
-from pytools.views.check import Check
-from pytools.views.checks import checks, served
+
+if TYPE_CHECKING:
+    from pytools.kernel.bpf.loader import Program
 
 _ASK_S: Final = 10.0
 # Where bcc says its version; found without importing it, which would load LLVM.
@@ -74,9 +79,6 @@ def _of(command: list[str], pattern: str) -> str:
     match = re.search(pattern, done.stdout)
     return match[1] if match and done.returncode == 0 else ""
 
-
-if TYPE_CHECKING:
-    from pytools.kernel.bpf.loader import Program
 
 CANNOT: Final = (
     "RDMA on hardware (RoCE, InfiniBand) bypasses TC: queue pairs are counted and timed, its packets neither timed "
@@ -205,9 +207,8 @@ def run(name: str | None, config: Path | None, programs: Sequence[Program], as_j
         _print_json(report)
     else:
         from pytools.views.follow import console
-        from pytools.views.tables import diagnosis
 
-        console(color).print(diagnosis(report.results, report.cannot, versions_text(report.versions), name))
+        console(color).print(_diagnosis(report))
     return 0 if report.sound else 5
 
 
@@ -221,11 +222,11 @@ def bundle(
     UsageError
         If the file exists, or cannot be made; or there is no such namespace.
     """
-    from pytools.views import doctor_bundle
+    from pytools.doctor import bundle as bundling
 
     report = examine(name, config, programs)
     with netns.inside(name):
-        manifest = doctor_bundle.write(out, name, config, report, redact)
+        manifest = bundling.write(out, name, config, report, redact)
     if as_json:
         _print_json(manifest)
         return
@@ -250,3 +251,29 @@ def print_removed(removed: list[str], as_json: bool) -> None:
 
 def _print_json(what: Any) -> None:
     sys.stdout.write(msgspec.json.encode(what).decode() + "\n")
+
+
+def _diagnosis(report: Report) -> RenderableType:
+    """Findings line by line; below each gap what it costs and how to mend it."""
+    lines = [
+        Text(f"kernel {versions_text(report.versions)}{f' in {report.netns}' if report.netns else ''}", style="bold")
+    ]
+    width = max((len(result.name) for result in report.results), default=0)
+    for result in report.results:
+        word, style = _verdict(result)
+        line = Text("  ").append(f"{word:<8}", style=style).append(f" {result.name:<{width}}")
+        lines.append(line.append(f"  {result.detail}" if result.detail else "", style="dim"))
+        for label, text in (("costs", result.costs), ("mend", result.mend)):
+            if text:
+                lines.append(Text(f"           {label:<6}{text}"))
+    lines.append(Text("cannot be done on any host", style="bold"))
+    lines.extend(Text(f"  - {each}") for each in report.cannot)
+    return Group(*lines)
+
+
+def _verdict(result: Result) -> tuple[str, str]:
+    if result.present is None:
+        return "unknown", "yellow"
+    if result.present:
+        return "present", "green"
+    return ("MISSING", "bold red") if result.essential else ("missing", "yellow")
