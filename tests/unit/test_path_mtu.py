@@ -13,6 +13,7 @@ import pytest
 from pytools.config import AgentConfig, Links, Peer
 from pytools.errors import SwerveError
 from pytools.ipc.bus import Bus
+from pytools.kernel.error_queue import entry
 from pytools.signals import LinkEvent, Path, PathMtu
 from pytools.sources import path_mtu
 from pytools.sources.path_mtu import PathMtuSource
@@ -275,5 +276,5 @@ def error_queue(origin: int, code: int, mtu_bytes: int, offender: bytes) -> byte
     ids=["IPv4", "IPv6", "this kernel's own", "unreachable", "no size", "cut", "another message"],
 )
 def test_only_routers_words_about_size_are_taken(level: int, kind: int, content: bytes, told: str | None) -> None:
-    found = size_probes.mtu_told(level, kind, content)
+    found = size_probes.mtu_told(entry(level, kind, content))
     assert found == (None if told is None else Told(1400, told))

@@ -34,7 +34,6 @@ _PMTUDISC_PROBE = 3
 _BUFFER_BYTES: Final = 1 << 20
 _GET_MTU = 0x8921  # SIOCGIFMTU
 _room = bytearray(LARGEST)
-_MOST_ERRORS: Final = 64  # taken at once
 _MOST_AT_ONCE: Final = 1024  # replies; a flood waits in the socket, or is lost there
 
 
@@ -127,26 +126,16 @@ class SizeProbes:
 
     def told(self) -> Told | None:
         """The smallest size that somebody on the way has told since the last call."""
-        least: Told | None = None
-        for _ in range(_MOST_ERRORS):
-            try:
-                _, ancillary, _, _ = self._socket.recvmsg(64, 512, socket.MSG_ERRQUEUE)
-            except OSError:
-                break
-            for level, kind, content in ancillary:
-                found = mtu_told(level, kind, content)
-                if found is not None and (least is None or found.mtu_bytes < least.mtu_bytes):
-                    least = found
-        return least
+        told = filter(None, (mtu_told(said) for said, _, _ in error_queue.read(self._socket)))
+        return min(told, key=lambda each: each.mtu_bytes, default=None)
 
     def close(self) -> None:
         self._socket.close()
         self._packet.close()
 
 
-def mtu_told(level: int, kind: int, content: bytes) -> Told | None:
-    """An ICMP "fragmentation needed" or ICMPv6 "packet too big" among what the error queue holds."""
-    said = error_queue.entry(level, kind, content)
+def mtu_told(said: error_queue.Entry | None) -> Told | None:
+    """What an ICMP "fragmentation needed" or ICMPv6 "packet too big" says."""
     if said is None or said.code != errno.EMSGSIZE or not said.information:
         return None
     return Told(said.information, said.offender)

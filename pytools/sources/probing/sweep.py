@@ -33,7 +33,6 @@ FIRST_ROW: Final = MOST_SESSIONS  # of the sessions
 _TRIES: Final = 32  # to find so many free ports in a row
 _TURNS: Final = 16  # numbers of one row, before they begin again: distinguishes a late reply from the next one's
 _BUFFER_BYTES: Final = 4096
-_MOST_ERRORS: Final = 64  # taken at once
 
 
 class Fate(NamedTuple):
@@ -194,16 +193,10 @@ class Sweep:
             if fd not in self._by_fd:
                 continue
             family, port = self._by_fd[fd]
-            for _ in range(_MOST_ERRORS):
-                try:
-                    payload, ancillary, _, address = self._sockets[family, port].recvmsg(64, 512, socket.MSG_ERRQUEUE)
-                except OSError:
-                    break
-                for each in ancillary:
-                    said = error_queue.entry(*each)
-                    if said is not None and said.time_exceeded and said.offender:
-                        seq = int.from_bytes(payload[:4], "big") if len(payload) >= 4 else None
-                        yield Spoke(port, str(ipaddress.ip_address(address[0])), said.offender, seq)
+            for said, payload, address in error_queue.read(self._sockets[family, port]):
+                if said.time_exceeded and said.offender:
+                    seq = int.from_bytes(payload[:4], "big") if len(payload) >= 4 else None
+                    yield Spoke(port, str(ipaddress.ip_address(address[0])), said.offender, seq)
 
     def _release(self) -> None:
         for sock in self._sockets.values():

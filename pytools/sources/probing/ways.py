@@ -13,6 +13,7 @@ import select
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -30,7 +31,7 @@ from pytools.sources.probing.path_ways import FIRST_REPLY_NS, PathWays, Seen
 from pytools.sources.probing.paths import PinnedPath
 from pytools.sources.probing.program import ProbeProgram
 from pytools.sources.probing.sweep import Sweep
-from pytools.sources.probing.tracing import Ask, Batch, Locating, Meeting, Reply, Search
+from pytools.sources.probing.tracing import Ask, Batch, Locating, Meeting, Reply
 
 _SECOND_NS: Final = 1_000_000_000
 _MOST_ROUTERS: Final = 30
@@ -45,7 +46,25 @@ _BURST: Final = 8  # probes of a sweep at once
 _BAD: Final = frozenset({"slow", "lossy", "dead"})
 
 
-_Searching = tuple[PathWays, Search, Meeting | tuple[Locating, Seen]]
+@dataclass
+class _Search:
+    """A search under way: of all ways of a path, or of where one is bad."""
+
+    known: PathWays
+    what: Meeting | Locating
+    sick: Seen | None = None  # of `Locating`
+    batch: Batch | None = None
+    asked: dict[Ask, int] = field(default_factory=dict)  # when
+    seqs: dict[int, Ask] = field(default_factory=dict)
+    replies: dict[Ask, Reply] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.steps = self.what.search()
+
+    @property
+    def counted(self) -> bool:
+        """Whether it is of all ways, and has found enough of them to be told."""
+        return isinstance(self.what, Meeting) and self.what.counted
 
 
 class HiddenWays:
@@ -74,12 +93,8 @@ class HiddenWays:
         self._refused_ns = 0  # when there were no ports for it
         self._look_ns = self._sent_ns = 0
         self._allowed = 0.0  # probes that may be sent now
-        self._search: _Searching | None = None
-        self._batch: Batch | None = None
-        self._waiting: tuple[_Searching, Batch | None] | None = None  # a search that has to wait for another
-        self._asked: dict[Ask, int] = {}  # when
-        self._seqs: dict[int, Ask] = {}
-        self._replies: dict[Ask, Reply] = {}
+        self._search: _Search | None = None
+        self._waiting: _Search | None = None  # a search that has to wait for another
         self._ask_ns = 0  # not before
         self._seq = 0
         self._refused = self._gone_bytes = 0
@@ -111,9 +126,9 @@ class HiddenWays:
             self._order.remove(index)
         if self._sweep is not None:
             self._sweep.forget(index)
-        if self._waiting is not None and self._waiting[0][0] is gone:
+        if self._waiting is not None and self._waiting.known is gone:
             self._waiting = None
-        if self._search is not None and self._search[0] is gone:
+        if self._search is not None and self._search.known is gone:
             self._end_search()
 
     def note(self, paths: NDArray[np.int64], ttl: NDArray[np.uint8]) -> None:
@@ -207,8 +222,8 @@ class HiddenWays:
     # ---- searches ----
 
     def _begin_search(self, now_ns: int) -> None:
-        what = self._search[2] if self._search is not None else None
-        if what is not None and not (isinstance(what, Meeting) and what.counted and not self._asked):
+        search = self._search
+        if search is not None and (search.asked or not search.counted):
             return
         for known in self._paths.values():
             for seen in known.seen:
@@ -217,14 +232,14 @@ class HiddenWays:
                     if self._locate(known, seen):
                         self._step(now_ns)
                         return
-        if what is not None:
+        if search is not None:
             return
         waiting = [known for known in self._paths.values() if self._is_due(known, now_ns)]
         if waiting:
             known = min(waiting, key=lambda each: each.searched_ns)
             known.searched_ns, known.routers = now_ns, self._routers(known)
             meeting = Meeting(known.routers, known.hops, known.pinned.path.interface in self._bundles)
-            self._search = known, meeting.search(), meeting
+            self._search = _Search(known, meeting)
             self._step(now_ns)
 
     def _routers(self, known: PathWays) -> int:
@@ -246,36 +261,34 @@ class HiddenWays:
         size = verdict.queueing_ns or 0 if seen.state == "slow" else verdict.lost / max(1, verdict.sent)
         locating = Locating(seen.way, (alike or good)[0].way, seen.state, first, size)
         if self._search is not None:
-            self._waiting = self._search, self._batch
-        self._batch = None
-        self._search = known, locating.search(), (locating, seen)
+            self._waiting = self._search
+        self._search = _Search(known, locating, seen)
         return True
 
     def _step(self, now_ns: int, last_ns: int = 0) -> None:
-        assert self._search is not None
-        known, search, what = self._search
-        replies, self._replies, self._asked = self._replies, {}, {}
+        search = self._search
+        assert search is not None
+        replies, search.replies, search.asked = search.replies, {}, {}
         try:
-            self._batch = search.send(replies) if self._batch is not None else next(search)
+            search.batch = search.steps.send(replies) if search.batch is not None else next(search.steps)
         except StopIteration:
             self._end_search()
-            self._learn(known, what, now_ns)
+            self._learn(search, now_ns)
             return
-        if isinstance(what, Meeting) and what.counted and known.found is None:
-            self._learn(known, what, now_ns)
-        if not any(ask.hop == 0 for ask in self._batch.asks):
+        if search.counted and search.known.found is None:
+            self._learn(search, now_ns)
+        if not any(ask.hop == 0 for ask in search.batch.asks):
             self._close_taps()
-        self._ask_ns = max(self._ask_ns, last_ns + self._batch.after_ns)
+        self._ask_ns = max(self._ask_ns, last_ns + search.batch.after_ns)
 
     def _end_search(self) -> None:
         if self._search is not None:
-            self._search[1].close()
-        self._search, self._batch = self._waiting or (None, None)
-        self._waiting = None
+            self._search.steps.close()
+        self._search, self._waiting = self._waiting, None
         self._close_taps()
-        self._replies, self._asked = {}, {}
 
-    def _learn(self, known: PathWays, what: Meeting | tuple[Locating, Seen], now_ns: int) -> None:
+    def _learn(self, search: _Search, now_ns: int) -> None:
+        known, what = search.known, search.what
         if isinstance(what, Meeting):
             found = what.ways()
             known.hops = [dict(hop) for hop in what.hops]
@@ -285,13 +298,11 @@ class HiddenWays:
                 self._order.remove(index)
             if len(found.ways) > 1:
                 self._order.append(index)
-        else:
-            locating, seen = what
-            if locating.moved:
-                self._drop(known.pinned.index)
-                return
-            if seen.state in _BAD:
-                seen.sick_hop = locating.hop
+        elif what.moved:
+            self._drop(known.pinned.index)
+            return
+        elif search.sick is not None and search.sick.state in _BAD:
+            search.sick.sick_hop = what.hop
         self._tell(known, now_ns)
 
     def hear(self) -> None:
@@ -302,34 +313,34 @@ class HiddenWays:
         for spoke in self._sweep.spoke():
             self._match(spoke.port, spoke.destination, spoke.router, spoke.seq, now_ns)
         self._match_lowers(now_ns)
-        if self._search is None or self._batch is None:
+        search = self._search
+        if search is None or search.batch is None:
             return
-        if not self._asked:
+        if not search.asked:
             if now_ns >= self._ask_ns:
-                self._ask()
+                self._ask(search, search.batch)
             return
-        known, last_ns = self._search[0], max(self._asked.values())
+        known, last_ns = search.known, max(search.asked.values())
         queue_ns = max((each.verdict.queueing_ns or 0 for each in known.seen), default=0)
-        if len(self._replies) == len(self._asked) or now_ns - last_ns >= known.reply_ns + 2 * queue_ns:
-            longest_ns = max((each.round_trip_ns for each in self._replies.values()), default=0)
+        if len(search.replies) == len(search.asked) or now_ns - last_ns >= known.reply_ns + 2 * queue_ns:
+            longest_ns = max((each.round_trip_ns for each in search.replies.values()), default=0)
             if longest_ns:
                 first = known.reply_ns == FIRST_REPLY_NS
                 known.reply_ns = max(0 if first else known.reply_ns, _REPLY_NS + 2 * longest_ns)
-            self._ask_ns = last_ns + _ASK_NS * len(self._asked)
+            self._ask_ns = last_ns + _ASK_NS * len(search.asked)
             self._step(now_ns, last_ns)
 
-    def _ask(self) -> None:
-        assert self._search is not None and self._batch is not None and self._sweep is not None
-        self._seqs = {}
-        known = self._search[0]
-        for ask in self._batch.asks:
+    def _ask(self, search: _Search, batch: Batch) -> None:
+        assert self._sweep is not None
+        known, search.seqs = search.known, {}
+        for ask in batch.asks:
+            search.asked[ask] = time.monotonic_ns()
             if ask.hop == 0:
                 self._open_taps(known)
-                self._asked[ask] = time.monotonic_ns()
-                self._sweep.send(known.pinned, ask.port, self._asked[ask])
+                self._sweep.send(known.pinned, ask.port, search.asked[ask])
                 continue
             self._seq = (self._seq + 1) & 0xFFFFFFFF
-            self._seqs[self._seq], self._asked[ask] = ask, time.monotonic_ns()
+            search.seqs[self._seq] = ask
             self._sweep.ask(known.pinned, ask.port, ask.hop, self._seq)
 
     def _open_taps(self, known: PathWays) -> None:
@@ -344,22 +355,23 @@ class HiddenWays:
             self._taps = None
 
     def _match_lowers(self, now_ns: int) -> None:
-        if self._taps is None or self._sweep is None:
+        search = self._search
+        if self._taps is None or self._sweep is None or search is None:
             return
         for left in self._taps.seen():
             ask = Ask(left.source_port - self._sweep.first_port, 0)
-            if self._search is not None and left.destination == self._search[0].address and ask in self._asked:
-                self._replies.setdefault(ask, Reply(left.lower, now_ns - self._asked[ask]))
+            if left.destination == search.known.address and ask in search.asked:
+                search.replies.setdefault(ask, Reply(left.lower, now_ns - search.asked[ask]))
 
     def _match(self, port: int, destination: str, router: str, seq: int | None, now_ns: int) -> None:
-        if self._search is None or destination != self._search[0].address:
+        search = self._search
+        if search is None or destination != search.known.address:
             return
         # A router that sends no more than the ports back says not which probe it was: one at a time has a port.
-        ask = (
-            self._seqs.get(seq) if seq is not None else next((each for each in self._asked if each.port == port), None)
-        )
-        if ask is not None and ask.port == port and ask in self._asked:
-            self._replies.setdefault(ask, Reply(router, now_ns - self._asked[ask]))
+        one_of_port = next((each for each in search.asked if each.port == port), None)
+        ask = one_of_port if seq is None else search.seqs.get(seq)
+        if ask is not None and ask.port == port and ask in search.asked:
+            search.replies.setdefault(ask, Reply(router, now_ns - search.asked[ask]))
 
     # ---- telling ----
 
