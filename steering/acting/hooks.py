@@ -22,7 +22,6 @@ from steering.deciding.notices import Notice, Notices
 from steering.policy.model import Policy
 
 _SECOND_NS: Final = 1_000_000_000
-GUARDIAN_S: Final = 10.0
 
 
 class HookActing:
@@ -130,11 +129,11 @@ def undo(name: str | None, why: str, timeout_s: float) -> tuple[list[Act], list[
 
 
 def main(arguments: list[str]) -> int:
-    """The same for a guardian, which is too small to do it itself: name of the instance, and why."""
-    name, why = arguments[0] or None, arguments[1]
-    acts, failures = undo(name, why, GUARDIAN_S)
-    acts_file.write_now(directories.state_dir(name), acts)
-    messages.tell(name, acts)
+    """The same for a guardian, which is too small to do it itself: name of the instance, why, and seconds."""
+    name, why, timeout_s = arguments
+    acts, failures = undo(name or None, why, float(timeout_s))
+    acts_file.write_now(directories.state_dir(name or None), acts)
+    messages.tell(name or None, acts)
     for text in failures:
         log.logger("guardian").info("%s", text)
     return int(bool(failures))

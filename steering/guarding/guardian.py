@@ -49,7 +49,8 @@ HANDED_OVER: Final = "ended for a successor"
 _LOG: Final = log.logger("guardian")
 _LAST_S = 3.0  # after the end of its time, for a successor that has to be killed
 _RETRY_S = 0.2
-_HOOKS_S = 15.0
+_HOOKS_S = 10.0  # in which they are called
+_ENDS_S = 5.0  # after that, for the process to start and end
 TRIES = 50
 
 
@@ -109,9 +110,9 @@ def main(arguments: list[str]) -> int:
 
 def end_hooks(name: str | None, why: str) -> None:
     """Have hooks told that it is over, by a process that is given up after a while: far ends may hang."""
-    words = [sys.executable, "-P", "-m", "steering.acting.hooks", name or "", why]
+    words = [sys.executable, "-P", "-m", "steering.acting.hooks", name or "", why, str(_HOOKS_S)]
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        subprocess.run(words, stdin=subprocess.DEVNULL, timeout=_HOOKS_S, check=False)
+        subprocess.run(words, stdin=subprocess.DEVNULL, timeout=_HOOKS_S + _ENDS_S, check=False)
 
 
 def _overdue(file: Path, scope: str, deadline: Deadline | None) -> bool:
