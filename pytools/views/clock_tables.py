@@ -5,7 +5,7 @@ Pure: a model in, a renderable out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final, get_args
 
 from rich import box
@@ -14,11 +14,11 @@ from rich.table import Table
 from rich.text import Text
 
 from pytools import units
-from pytools.signals import AnySignal, Clock, ClockEdge, ClockState, Collocation
+from pytools.signals import Clock, ClockEdge, ClockState, Collocation
 from pytools.views import empty_states, tables
 from pytools.views.columns import Column, Listing, far, figure, little, much, named
 from pytools.views.model import Model, is_silent
-from pytools.views.query import Query
+from pytools.views.overview import Overview, Part, kind_first
 
 _STATES: Final = get_args(ClockState)  # the worst last
 
@@ -80,25 +80,6 @@ def _hard_ns(row: ClockEdge) -> int:
     return max(row.hard_high_ns - row.offset_ns, row.offset_ns - row.hard_low_ns)
 
 
-def clocks(model: Model, signals: Sequence[AnySignal], asked: Query) -> RenderableType:
-    """The clock of every host against the reference's."""
-    if not model.of(Clock):
-        return Text(empty_states.no_clocks(model))
-    known = [row for row in signals if isinstance(row, Clock)]
-    if not known:
-        return Text(asked.none_passes(model.host))
-    common, now_ns = references(model), model.at_ns
-    against = f"clocks against {' and '.join(common)}" if common else "clocks, no reference"
-    listing = of_hosts(now_ns)
-    sheet = listing.sheet(
-        f"{model.host}: {against}{asked.said()}",
-        listing.ordered(known, asked.sort),
-        lambda row: tables.dim(row, now_ns),
-    )
-    remarks = [empty_states.no_others(model)] if len(model.of(Clock)) == 1 else _remarks(known, common)
-    return Group(sheet, *(Text(each, style="dim") for each in remarks))
-
-
 def references(model: Model) -> list[str]:
     """The hosts whose clock is the common one; more than one only while hosts disagree about it."""
     return sorted({clock.reference for clock in model.of(Clock).values() if clock.reference})
@@ -108,32 +89,32 @@ def _count(number: int) -> Text:
     return Text(str(number), style="yellow" if number else "")
 
 
-def _remarks(known: Iterable[Clock], common: list[str]) -> list[str]:
+def _title(model: Model) -> str:
+    common = " and ".join(references(model))
+    return f"{{host}}: clocks{f' against {common}' if common else ', no reference'}{{asked}}"
+
+
+def _remarks(model: Model, known: Sequence[Clock]) -> list[Text]:
     """What a person should know about the states in the table."""
     states = {clock.state for clock in known}
     said = []
-    if len(common) > 1:
-        said.append("hosts do not agree about the reference: each offset is against the one its host believes in")
-    if "holdover" in states:
-        said.append("holdover: not compared any more; the bound grows until it is")
-    if "free_running" in states:
-        said.append("free_running: compared with nobody, or just stepped: no one-way delay is given (see --edges)")
-    return said
+    if known and len(model.of(Clock)) == 1:
+        said = [empty_states.no_others(model)]
+    else:
+        if len(references(model)) > 1:
+            said.append("hosts do not agree about the reference: each offset is against the one its host believes in")
+        if "holdover" in states:
+            said.append("holdover: not compared any more; the bound grows until it is")
+        if "free_running" in states:
+            said.append("free_running: compared with nobody, or just stepped: no one-way delay is given (see --edges)")
+    return [Text(each, style="dim") for each in said if known]
 
 
-def edges(model: Model, signals: Sequence[AnySignal], asked: Query) -> RenderableType:
-    """The clock of each peer against ours, path by path."""
-    if not model.of(ClockEdge):
-        return Text(empty_states.no_edges(model))
-    known = [row for row in signals if isinstance(row, ClockEdge)]
-    if not known:
-        return Text(asked.none_passes(model.host))
-    listing = of_paths(model.at_ns)
-    return listing.sheet(
-        f"{model.host}: the peers' clocks against ours, by path{asked.said()}",
-        listing.ordered(known, asked.sort),
-        lambda row: tables.dim(row, model.at_ns),
-    )
+clocks: Final = Overview([Part(Clock, of_hosts, _title)], kind_first(Clock, empty_states.no_clocks), _remarks)
+edges: Final = Overview(
+    [Part(ClockEdge, of_paths, "{host}: the peers' clocks against ours, by path{asked}")],
+    kind_first(ClockEdge, empty_states.no_edges),
+)
 
 
 def collocation(model: Model) -> RenderableType:

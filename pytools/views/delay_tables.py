@@ -20,6 +20,7 @@ from pytools.units import UNKNOWN, duration, share
 from pytools.views.columns import Column, Listing, Order, figure, much, named
 from pytools.views.empty_states import no_app_delays, no_ways
 from pytools.views.model import Model, is_whole_path
+from pytools.views.overview import Overview, Part, kind_first
 from pytools.views.query import Query
 from pytools.views.tables import bound, clock_state, endpoint, offset, one_way_bound, way
 
@@ -240,17 +241,6 @@ def _place(app: AppDelay) -> str:
 _WAY_STYLES: Final = {"healthy": "green", "slow": "yellow", "lossy": "yellow", "dead": "red", "unmeasured": "dim"}
 
 
-def hidden_ways(model: Model, signals: Sequence[AnySignal], asked: Query) -> RenderableType:
-    """What paths have behind their first hop, way by way."""
-    if not model.of(PathWay):
-        return Text(no_ways(model))
-    listing = ways(model.at_ns)
-    rows = listing.ordered((row for row in signals if isinstance(row, PathWay)), asked.sort)
-    if not rows:
-        return Text(asked.none_passes(model.host))
-    return listing.sheet(f"{model.host}: ways behind the first hop{asked.said()}", rows)
-
-
 def ways(_now_ns: int) -> Listing[PathWay]:
     """One row per way."""
     return Listing(
@@ -298,3 +288,8 @@ def way_state(row: PathWay) -> Text:
     if row.sick_hop is not None:
         behind = f", behind hop {row.sick_hop}"
     return Text(row.state + behind, _WAY_STYLES[row.state])
+
+
+hidden_ways: Final = Overview(
+    [Part(PathWay, ways, "{host}: ways behind the first hop{asked}", dims=False)], kind_first(PathWay, no_ways)
+)

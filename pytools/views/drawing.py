@@ -7,28 +7,7 @@ from typing import Any, Final
 
 from rich.console import RenderableType
 
-from pytools.signals import (
-    AnySignal,
-    AppDelay,
-    Clock,
-    ClockEdge,
-    DropReason,
-    Gpu,
-    GpuClock,
-    Job,
-    Link,
-    LinkEvent,
-    PathDelay,
-    PathEcn,
-    PathMtu,
-    PathWay,
-    RdmaPort,
-    RdmaQueuePair,
-    Suspect,
-    TcpFlow,
-    TcpNamespace,
-    TcpPath,
-)
+from pytools.signals import AnySignal, AppDelay, DropReason, PathDelay, RdmaQueuePair, Suspect
 from pytools.views import (
     clock_tables,
     delay_tables,
@@ -42,6 +21,7 @@ from pytools.views import (
 )
 from pytools.views.columns import Listing
 from pytools.views.model import Model
+from pytools.views.overview import Overview
 from pytools.views.query import Query
 
 Draw = Callable[[Model, Sequence[AnySignal], Query], RenderableType]
@@ -72,21 +52,16 @@ TABLES: Final[Mapping[str, Draw]] = {
 }
 # View -> kind of row -> its columns, at a time. A row is a signal, or a part of one.
 LISTINGS: Final[Mapping[str, Mapping[type, Callable[[int], Listing[Any]]]]] = {
+    **{
+        view: {part.kind: part.listing for part in table.parts if part.sorts}
+        for view, table in TABLES.items()
+        if isinstance(table, Overview)
+    },
     "delay": {PathDelay: lambda _now_ns: delay_tables.paths({})},
     "app": {AppDelay: delay_tables.applications},
-    "ways": {PathWay: delay_tables.ways},
-    "clocks": {Clock: clock_tables.of_hosts},
-    "edges": {ClockEdge: clock_tables.of_paths},
-    "tcp": {TcpPath: tcp_columns.paths, TcpNamespace: tcp_columns.namespaces, TcpFlow: tcp_columns.flows},
-    "flows": {TcpFlow: tcp_columns.flows},
     "drops": {DropReason: tcp_columns.reasons},
-    "links": {Link: link_tables.links, PathMtu: link_tables.mtus, PathEcn: link_tables.ecns},
-    "events": {LinkEvent: link_tables.events},
     "rdma": {RdmaQueuePair: rdma_tables.queue_pairs},
-    "ports": {RdmaPort: rdma_tables.ports},
     "suspects": {Suspect: rdma_tables.suspects},
-    "jobs": {Job: job_tables.jobs},
-    "gpu": {Gpu: gpu_tables.gpus, GpuClock: gpu_tables.timers},
 }
 
 

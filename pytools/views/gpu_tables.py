@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 from rich.text import Text
 
 from pytools import units
-from pytools.signals import AnySignal, Gpu, GpuClock
+from pytools.signals import Gpu, GpuClock
 from pytools.units import UNKNOWN
-from pytools.views import empty_states, tables
+from pytools.views import empty_states
 from pytools.views.columns import Column, Listing, far, figure, little, much, named
-from pytools.views.model import Model, is_silent
-from pytools.views.query import Query
+from pytools.views.overview import Overview, Part, filters_first
 from pytools.views.tables import alarm, number
 
 _FAILED: Final = 6  # lines below the table
@@ -77,32 +76,6 @@ def timers(_now_ns: int) -> Listing[GpuClock]:
         ),
         lambda row: (row.uuid,),
     )
-
-
-def overview(model: Model, signals: Sequence[AnySignal], asked: Query) -> RenderableType:
-    """GPUs, what NVML does not give, and the timers that are related to the host's clock."""
-    listing = gpus(model.at_ns)
-    rows = listing.ordered([each for each in signals if isinstance(each, Gpu)], asked.sort)
-    parts: list[RenderableType] = []
-    if rows:
-        title = f"{model.host}: GPUs, over {units.duration(max(row.window_ns for row in rows))}{asked.said()}"
-        parts.append(listing.sheet(title, rows, lambda row: tables.dim(row, model.at_ns)))
-        parts += [Text(f"GPU {row.gpu}: {row.state}: {row.reason}", style="red") for row in rows if row.reason]
-        failed = sorted({f"{name}: {reason}" for row in rows for name, reason in row.failed.items()})
-        parts += [Text(f"NVML gives nothing by {each}", style="dim") for each in failed[:_FAILED]]
-        if len(failed) > _FAILED:
-            parts.append(Text(f"and nothing by {len(failed) - _FAILED} other queries", style="dim"))
-    clocks = [each for each in signals if isinstance(each, GpuClock)]
-    if clocks:
-        order = timers(model.at_ns)
-        parts.append(
-            order.sheet(
-                f"{model.host}: timers of the GPUs",
-                order.ordered(clocks, asked.sort),
-                lambda row: "dim" if is_silent(row, model.at_ns) else None,
-            )
-        )
-    return Group(*parts) if parts else Text(asked.none_passes(model.host) or empty_states.no_gpus(model))
 
 
 def complaints(row: Gpu) -> list[str]:
@@ -172,3 +145,23 @@ def _up(row: Gpu) -> int:
 
 def _links(row: Gpu) -> str:
     return f"{_up(row)} / {len(row.links)}" if row.links else UNKNOWN
+
+
+def _gpu_remarks(rows: Sequence[Gpu]) -> list[RenderableType]:
+    """What is wrong with each, and what NVML does not give."""
+    failed = sorted({f"{name}: {reason}" for row in rows for name, reason in row.failed.items()})
+    others = len(failed) - _FAILED
+    return [
+        *(Text(f"GPU {row.gpu}: {row.state}: {row.reason}", style="red") for row in rows if row.reason),
+        *(Text(f"NVML gives nothing by {each}", style="dim") for each in failed[:_FAILED]),
+        *([Text(f"and nothing by {others} other queries", style="dim")] if others > 0 else []),
+    ]
+
+
+overview: Final = Overview(
+    [
+        Part(Gpu, gpus, "{host}: GPUs, over {window}{asked}", remarks=_gpu_remarks),
+        Part(GpuClock, timers, "{host}: timers of the GPUs"),
+    ],
+    filters_first(empty_states.no_gpus),
+)

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from rich.console import Group, RenderableType
 from rich.text import Text
 
 from pytools import units
-from pytools.signals import AnySignal, Job, JobPath, JobStep, JobVerdictWord, RasState
+from pytools.signals import Job, JobPath, JobStep, JobVerdictWord, RasState
 from pytools.views import empty_states, tables
 from pytools.views.columns import Column, Listing, figure, much, named
 from pytools.views.model import Model
-from pytools.views.query import Query
+from pytools.views.overview import Overview, Part, filters_first
 from pytools.views.tables import number
 
 _PATHS: Final = 8  # lines of a job
@@ -52,21 +51,6 @@ def jobs(_now_ns: int) -> Listing[Job]:
             row.uid,
         ),
     )
-
-
-def overview(model: Model, signals: Sequence[AnySignal], asked: Query) -> RenderableType:
-    """Jobs, and below them why each is slow, and what RAS did not say."""
-    listing = jobs(model.at_ns)
-    rows = listing.ordered([each for each in signals if isinstance(each, Job)], asked.sort)
-    if not rows:
-        return Text(asked.none_passes(model.host) or empty_states.no_jobs(model))
-    window = units.duration(max(row.window_ns for row in rows))
-    sheet = listing.sheet(
-        f"{model.host}: jobs, over {window}{asked.said()}", rows, lambda row: tables.dim(row, model.at_ns)
-    )
-    why = [line for row in rows for line in reasons(row)]
-    ras = [Text(f"{row.job}: RAS: {row.ras_reason}", style="dim") for row in rows if row.ras_reason]
-    return Group(sheet, *why, *ras)
 
 
 def verdict(row: Job) -> Text:
@@ -138,3 +122,14 @@ def _behind(row: Job) -> Text:
         for each in row.lagging[:_LAGGING]
     ]
     return Text("\n".join(lines) or "nobody", style="red" if lines else "")
+
+
+def _remarks(_model: Model, rows: Sequence[Job]) -> list[Text]:
+    """Why each is slow, and what RAS did not say."""
+    why = [line for row in rows for line in reasons(row)]
+    return [*why, *(Text(f"{row.job}: RAS: {row.ras_reason}", style="dim") for row in rows if row.ras_reason)]
+
+
+overview: Final = Overview(
+    [Part(Job, jobs, "{host}: jobs, over {window}{asked}")], filters_first(empty_states.no_jobs), _remarks
+)

@@ -5,25 +5,22 @@ Pure: a model and the signals that passed the filters in, a renderable out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Final, TypeVar
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
 
-from rich.console import Group, RenderableType
 from rich.text import Text
 
 from pytools import units
-from pytools.signals import AnySignal, Link, LinkEvent, PathEcn, PathMtu, Qdisc
+from pytools.signals import Link, LinkEvent, PathEcn, PathMtu, Qdisc
 from pytools.units import UNKNOWN, share
 from pytools.views import tables
 from pytools.views.columns import Column, Listing, figure, little, much, named
-from pytools.views.model import Model
-from pytools.views.query import Query
+from pytools.views.overview import Overview, Part, filters_first
 from pytools.views.tables import alarm, amber, number
 
-_SHOWN_EVENTS: Final = 5  # under the interfaces; --events shows all
 GOOD_NEWS: Final = frozenset({"carrier_found", "neighbour_reachable", "mtu_agrees", "port_up", "bond_port_found"})
 _MTU_STYLES: Final = {"agrees": "green", "mismatch": "red", "unknown": "dim"}
-Kind = TypeVar("Kind", bound=AnySignal)
 
 
 def links(_now_ns: int) -> Listing[Link]:
@@ -104,45 +101,6 @@ def events(now_ns: int) -> Listing[LinkEvent]:
         ),
         lambda row: (-row.happened_ns, row.interface, row.what),
     )
-
-
-def overview(model: Model, signals: Sequence[AnySignal], asked: Query) -> RenderableType:
-    """Interfaces, their paths, and the last events."""
-    now_ns, parts = model.at_ns, list[RenderableType]()
-    found = links(now_ns).ordered(_of(signals, Link), asked.sort)
-    if found:
-        title = f"{model.host}: interfaces that carry paths{asked.said()}"
-        parts.append(links(now_ns).sheet(title, found, lambda row: tables.dim(row, now_ns)))
-    sizes = mtus(now_ns).ordered(_of(signals, PathMtu), asked.sort)
-    if sizes:
-        parts.append(mtus(now_ns).sheet("sizes of packets, bytes", sizes, lambda row: tables.dim(row, now_ns)))
-    marked = [row for row in ecns(now_ns).ordered(_of(signals, PathEcn), asked.sort) if row.total_packets]
-    if marked:
-        title = "congestion marks on packets that came in"
-        parts.append(ecns(now_ns).sheet(title, marked, lambda row: tables.dim(row, now_ns)))
-    lately = events(now_ns).ordered(_of(signals, LinkEvent), None)
-    if lately:
-        parts.append(events(now_ns).sheet("last events", lately[:_SHOWN_EVENTS]))
-    if len(lately) > _SHOWN_EVENTS:
-        parts.append(Text(f"and {len(lately) - _SHOWN_EVENTS} more: swerve links --events", style="dim"))
-    return Group(*parts) if parts else _nothing(model, asked, "no interface that carries a path has been reported")
-
-
-def happenings(model: Model, signals: Sequence[AnySignal], asked: Query) -> RenderableType:
-    """All events that are remembered."""
-    listing = events(model.at_ns)
-    rows = listing.ordered(_of(signals, LinkEvent), asked.sort)
-    if not rows:
-        return _nothing(model, asked, "nothing has happened to its links while this looked; let it go on with -i 1")
-    return listing.sheet(f"{model.host}: what happened to links{asked.said()}", rows)
-
-
-def _nothing(model: Model, asked: Query, otherwise: str) -> Text:
-    return Text(asked.none_passes(model.host) or f"{model.host}: {otherwise}")
-
-
-def _of(signals: Sequence[AnySignal], kind: type[Kind]) -> list[Kind]:
-    return [each for each in signals if isinstance(each, kind)]
 
 
 def _state(link: Link) -> Text:
@@ -233,3 +191,18 @@ def _told(row: PathMtu) -> str:
 
 def _what(event: LinkEvent) -> Text:
     return Text(event.what.replace("_", " "), style="green" if event.what in GOOD_NEWS else "yellow")
+
+
+_EVENTS: Final = Part(LinkEvent, events, "{host}: what happened to links{asked}", dims=False)
+overview: Final = Overview(
+    [
+        Part(Link, links, "{host}: interfaces that carry paths{asked}"),
+        Part(PathMtu, mtus, "sizes of packets, bytes"),
+        Part(PathEcn, ecns, "congestion marks on packets that came in", passes=lambda row: bool(row.total_packets)),
+        replace(_EVENTS, title="last events", most=5, more="and {more} more: swerve links --events", sorts=False),
+    ],
+    filters_first("no interface that carries a path has been reported"),
+)
+happenings: Final = Overview(
+    [_EVENTS], filters_first("nothing has happened to its links while this looked; let it go on with -i 1")
+)

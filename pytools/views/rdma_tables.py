@@ -17,6 +17,7 @@ from pytools.units import duration
 from pytools.views import empty_states, tables
 from pytools.views.columns import Column, Listing, figure, little, much, named
 from pytools.views.model import KEPT, Model, is_silent
+from pytools.views.overview import Overview, Part
 from pytools.views.query import Query
 from pytools.views.tables import alarm, number
 
@@ -181,16 +182,6 @@ def _backups(row: RdmaQueuePair) -> list[str]:
     return found or ([f"no backup: {row.no_backup}"] if row.no_backup else [])
 
 
-def port_table(model: Model, signals: Sequence[AnySignal], asked: Query) -> RenderableType:
-    """Ports of the devices."""
-    rows = [each for each in signals if isinstance(each, RdmaPort)]
-    if not rows:
-        return Text(_none(model, asked))
-    listing = ports(model.at_ns)
-    title = f"{model.host}: RDMA ports, counted since the driver was loaded{asked.said()}"
-    return listing.sheet(title, listing.ordered(rows, asked.sort), lambda row: tables.dim(row, model.at_ns))
-
-
 def suspect_table(model: Model, _signals: Sequence[AnySignal], asked: Query) -> RenderableType:
     """Who is suspected to be slow."""
     found = model.one(RdmaSuspects)
@@ -267,3 +258,8 @@ def _port_state(row: RdmaPort) -> Text:
 def _changed(row: RdmaPort) -> str:
     most = sorted(((count, name) for name, count in row.window.items() if count), reverse=True)
     return "\n".join(f"{name} +{count:,}" for count, name in most[:3]) or "0"
+
+
+port_table: Final = Overview(
+    [Part(RdmaPort, ports, "{host}: RDMA ports, counted since the driver was loaded{asked}")], _none
+)

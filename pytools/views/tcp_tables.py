@@ -6,9 +6,10 @@ Pure: a model and the signals that passed the filters in, a renderable out.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 from rich.text import Text
 
 from pytools import units
@@ -16,11 +17,10 @@ from pytools.signals import AnySignal, PacketDrops, Retransmissions, TcpFlow, Tc
 from pytools.units import duration
 from pytools.views import tables
 from pytools.views.model import KEPT, Model
+from pytools.views.overview import Overview, Part, filters_first
 from pytools.views.query import Query
 from pytools.views.tcp_columns import CAUSES, flows, namespaces, paths, reasons
 
-_SHOWN_FLOWS: Final = 20  # under the paths; --flows shows all
-_SHOWN_NAMESPACES: Final = 20
 _NO_PATH_IS: Final = (
     "connections to addresses that are not probed by this interface: of hosts that are not peers, or other addresses "
     "of a peer than the one in the agent's configuration"
@@ -32,50 +32,10 @@ _COMPARED: Final = (
 )
 
 
-def overview(model: Model, signals: Sequence[AnySignal], asked: Query) -> RenderableType:
-    """The host's totals, paths, and the worst connections."""
-    by_path = paths(model.at_ns).ordered([each for each in signals if isinstance(each, TcpPath)], asked.sort)
-    by_flow = flows(model.at_ns).ordered([each for each in signals if isinstance(each, TcpFlow)], asked.sort)
-    parts: list[RenderableType] = [_host(each) for each in signals if isinstance(each, TcpHost)]
-    if by_path:
-        window = duration(max(row.window_ns for row in by_path))
-        title = f"{model.host}: TCP by path, over {window}{asked.said()}"
-        parts.append(paths(model.at_ns).sheet(title, by_path, lambda row: tables.dim(row, model.at_ns)))
-    by_namespace = namespaces(model.at_ns).ordered(
-        [each for each in signals if isinstance(each, TcpNamespace)], asked.sort
-    )
-    if by_namespace:
-        title = f"{model.host}: TCP of pods and other network namespaces, over their last window{asked.said()}"
-        listing, shown = namespaces(model.at_ns), by_namespace[:_SHOWN_NAMESPACES]
-        parts.append(listing.sheet(title, shown, lambda row: tables.dim(row, model.at_ns)))
-        if len(by_namespace) > len(shown):
-            parts.append(Text(f"and {len(by_namespace) - len(shown)} more: --pod selects, -j has all", style="dim"))
-    if by_flow:
-        parts.append(_flow_sheet(model, by_flow[:_SHOWN_FLOWS], asked))
-        if len(by_flow) > _SHOWN_FLOWS:
-            parts.append(Text(f"and {len(by_flow) - _SHOWN_FLOWS} more connections: swerve tcp --flows", style="dim"))
-    return Group(*parts, *_remarks(model, [*by_path, *by_flow[:_SHOWN_FLOWS]], asked))
-
-
-def connections(model: Model, signals: Sequence[AnySignal], asked: Query) -> RenderableType:
-    """All connections."""
-    rows = flows(model.at_ns).ordered([each for each in signals if isinstance(each, TcpFlow)], asked.sort)
-    parts: list[RenderableType] = [_flow_sheet(model, rows, asked)] if rows else []
-    return Group(*parts, *_remarks(model, rows, asked))
-
-
-def _flow_sheet(model: Model, rows: Sequence[TcpFlow], asked: Query) -> RenderableType:
-    title = f"{model.host}: TCP connections, since each began or the agent started{asked.said()}"
-    return flows(model.at_ns).sheet(title, rows)
-
-
-def _remarks(model: Model, shown: Sequence[TcpPath | TcpFlow], asked: Query) -> list[Text]:
+def _remarks(model: Model, shown: Sequence[TcpPath | TcpNamespace | TcpFlow]) -> list[Text]:
     said = []
-    if any(row.path is None for row in shown):
+    if any(row.path is None for row in shown if not isinstance(row, TcpNamespace)):
         said.append(Text(f"{tables.NO_PATH}: {_NO_PATH_IS}", style="dim"))
-    if not shown:
-        nothing = asked.none_passes(model.host) or f"{model.host}: no TCP connection has been reported"
-        said.append(Text(nothing))
     if TcpFlow in model.crowded:
         said.append(
             Text(
@@ -122,3 +82,26 @@ def drops(model: Model, signals: Sequence[AnySignal], asked: Query) -> Renderabl
     )
     listing = reasons(model.at_ns)
     return listing.sheet(title, listing.ordered(found.reasons, asked.sort))
+
+
+_FLOWS: Final = Part(
+    TcpFlow, flows, "{host}: TCP connections, since each began or the agent started{asked}", dims=False
+)
+_NOTHING: Final = filters_first("no TCP connection has been reported")
+connections: Final = Overview([_FLOWS], _NOTHING, _remarks)
+overview: Final = Overview(
+    [
+        Part(TcpPath, paths, "{host}: TCP by path, over {window}{asked}"),
+        Part(
+            TcpNamespace,
+            namespaces,
+            "{host}: TCP of pods and other network namespaces, over their last window{asked}",
+            20,
+            "and {more} more: --pod selects, -j has all",
+        ),
+        replace(_FLOWS, most=20, more="and {more} more connections: swerve tcp --flows"),
+    ],
+    _NOTHING,
+    _remarks,
+    lambda signals: [_host(each) for each in signals if isinstance(each, TcpHost)],
+)
