@@ -116,8 +116,6 @@ class Measure:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One part of a measure."""
-
     measure: Measure
     part: str
 
@@ -128,12 +126,10 @@ class Figure:
 
     @property
     def name(self) -> str:
-        """As a person calls it."""
         return f"{self.measure.heading} {self.part}".strip()
 
     @property
     def word(self) -> str:
-        """As `--sort` calls it."""
         return self.name.lower().replace(" ", "-")
 
     @property

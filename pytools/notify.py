@@ -34,7 +34,6 @@ class Manager:
 
     @property
     def listens(self) -> bool:
-        """Whether there is one."""
         return bool(self._address)
 
     def ready(self) -> None:

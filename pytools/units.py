@@ -125,7 +125,6 @@ def duration(ns: float | None) -> str:
 
 
 def share(value: float | None) -> str:
-    """A share as per cent."""
     if value is None:
         return UNKNOWN
     percent = 100 * value

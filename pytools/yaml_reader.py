@@ -21,8 +21,6 @@ _MERGE: Final = f"{_OURS}merge"
 
 @dataclass(frozen=True, order=True)
 class Problem:
-    """One fault of a file."""
-
     line: int  # from 1
     where: str  # e.g. rules[0].when.above; empty for the file as a whole
     what: str  # what is wrong and what was expected

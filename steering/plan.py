@@ -26,7 +26,6 @@ def overlay_target(view: str, prefix: str) -> Target:
 
 
 def nexthop_group(group_id: int) -> Target:
-    """The target that a recorded nexthop group is."""
     return f"nexthop_group:{group_id}"
 
 
@@ -36,7 +35,6 @@ def kind_of(target: Target) -> str:
 
 
 def title(target: Target) -> str:
-    """A target as a person calls it."""
     kind, _, name = target.partition(":")
     table, _, prefix = name.partition(":")
     where = "" if table == "main" else f" in table {table}"
@@ -243,7 +241,6 @@ class Change:
 
     @property
     def moves(self) -> bool:
-        """Whether there is anything to do."""
         return not same(self.before, self.after)
 
 

@@ -21,8 +21,6 @@ _LOOK_NS: Final = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How the agent stands now."""
-
     paths: int
     peers: int
     wanted: int  # interfaces that carry paths

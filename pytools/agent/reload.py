@@ -46,7 +46,6 @@ class Plan:
         return [name for name in self.changed if LIVE[name] not in failed]
 
     def holds(self, failed: Mapping[str, str]) -> AgentConfig:
-        """The configuration that holds then."""
         return _merged(*self._both, self.taken(failed))
 
 

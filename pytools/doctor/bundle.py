@@ -58,23 +58,17 @@ NEVER: Final = (
 
 
 class Part(msgspec.Struct, frozen=True):
-    """One file of the bundle."""
-
     name: str
     bytes: int
     note: str = ""  # what was cut off
 
 
 class LeftOut(msgspec.Struct, frozen=True):
-    """What is not in it, and why."""
-
     name: str
     why: str
 
 
 class Manifest(msgspec.Struct, frozen=True, tag="bundle"):
-    """What is in a bundle."""
-
     made_unix_ns: int
     instance: str
     versions: dict[str, str]

@@ -242,7 +242,6 @@ def bundle(
 
 
 def print_removed(removed: list[str], as_json: bool) -> None:
-    """Print what `clean` removed."""
     if as_json:
         _print_json({"type": "cleaned", "removed": removed})
         return

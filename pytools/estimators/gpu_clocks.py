@@ -122,7 +122,6 @@ def between(pings: Pings, slack_ns: int) -> tuple[int, float, int]:
 
 
 def offset(fit: EdgeFit) -> Offset:
-    """The fit as a line that ages."""
     return Offset(
         fit.epoch_ns,
         fit.offset_ns,

@@ -48,8 +48,6 @@ class _Seen:
 
 
 class HopCounts:
-    """The hop counts of all paths."""
-
     def __init__(self) -> None:
         self._seen: dict[int, _Seen] = {}
 

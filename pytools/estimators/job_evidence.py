@@ -13,8 +13,6 @@ from pytools.signals import JobSensor, JobStep, Path
 
 
 class Range(NamedTuple):
-    """An estimate with its error."""
-
     value: float
     low: float
     high: float
@@ -24,7 +22,6 @@ class Range(NamedTuple):
         return Range(*(min(max(each, 0.0), 1.0) for each in self))
 
     def times(self, factor: float) -> Range:
-        """All of it multiplied."""
         return Range(self.value * factor, self.low * factor, self.high * factor)
 
 
@@ -74,7 +71,6 @@ class PathUse:
 
     @property
     def name(self) -> str:
-        """As people call it."""
         return f"{self.path.destination} by {self.interface}" if self.path is not None else self.interface
 
     @property
@@ -97,8 +93,6 @@ class Late:
 
 @dataclass(frozen=True, slots=True)
 class GpuUse:
-    """The GPU of a rank."""
-
     rank: int
     index: int
     clock_mhz: int | None

@@ -19,7 +19,6 @@ _ENOUGH: Final = 0.5  # of a rank's lateness: what explains so much of it is wha
 
 
 def verdict(evidence: Evidence) -> JobVerdict:
-    """The verdict on a window."""
     found = _ordered(causes(evidence))
     missing = dict(evidence.missing)
     if found:

@@ -50,5 +50,4 @@ class RememberedBase(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def few(hops: list[Pair]) -> tuple[Pair, ...]:
-    """As many as are remembered."""
     return tuple(hops[:_MOST_HOPS])

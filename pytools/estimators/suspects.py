@@ -42,7 +42,6 @@ class Witness:
 
     @property
     def missing_bps(self) -> float:
-        """Bandwidth that it lacks."""
         return max(0.0, self.usual_bps - self.now_bps)
 
 

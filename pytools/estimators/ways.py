@@ -47,8 +47,6 @@ def ports_needed(ways: int, at_most: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One of them."""
-
     key: Key
     ports: tuple[int, ...]
     hops: tuple[str | None, ...]  # routers from the first hop on
@@ -57,8 +55,6 @@ class Way:
 
 
 class Ways(NamedTuple):
-    """All that were met."""
-
     ways: tuple[Way, ...]
     differs_at: int | None  # the first hop at which they differ
     confidence: float
@@ -142,8 +138,6 @@ class Probes(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What one way is like."""
-
     state: State
     sent: int
     lost: int

@@ -227,8 +227,6 @@ class Connection(Generic[_Told], Closing):
 
 
 class Client(Connection[AnySignal]):
-    """Reads signals."""
-
     def _take(self, line: bytes) -> None:
         signal = self._note(line)
         if signal is not None:

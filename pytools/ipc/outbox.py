@@ -62,7 +62,6 @@ class Outbox:
         return self.blocked or self._bulk.size > self._chunk
 
     def fits(self, line: bytes, urgent: bool) -> bool:
-        """Whether there is room for a line."""
         return (self._urgent if urgent else self._bulk).size + len(line) <= self._most
 
     def put(self, line: bytes, urgent: bool) -> None:

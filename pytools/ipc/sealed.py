@@ -40,8 +40,6 @@ Replies = list[tuple[str, bytes]]  # (to whom, message)
 
 
 class Kind(IntEnum):
-    """What a message is for."""
-
     DATA = 0
     CHALLENGE = 1
     ANSWER = 2

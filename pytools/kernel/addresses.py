@@ -32,6 +32,5 @@ def text(address: bytes | str) -> str:
 
 
 def texts(rows: NDArray[np.uint8]) -> list[str]:
-    """Addresses of shape (n, 16) as text."""
     raw = rows.tobytes()
     return [text(raw[at : at + _BYTES]) for at in range(0, len(raw), _BYTES)]

@@ -22,7 +22,6 @@ FAMILIES: Final[tuple[Family, ...]] = (4, 6)
 
 
 def is_our_table(number: int) -> bool:
-    """Whether a table may be one of ours."""
     return FIRST_TABLE <= number <= LAST_TABLE
 
 
@@ -32,7 +31,6 @@ def is_our_rule(rule: Rule) -> bool:
 
 
 def is_our_nexthop(nexthop: Nexthop | NexthopGroup) -> bool:
-    """Whether a nexthop or a group is one of ours."""
     return nexthop.protocol == PROTOCOL and FIRST_ID <= nexthop.id <= LAST_ID
 
 

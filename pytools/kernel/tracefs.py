@@ -48,5 +48,4 @@ def reasons_in(event_format: str) -> dict[int, str]:
 
 
 def name(reason: int, names: Mapping[int, str]) -> str:
-    """A reason in words."""
     return names.get(reason) or f"reason_{reason}"

@@ -154,7 +154,6 @@ def _listener(host: Host, rail: int) -> socket.socket:
 
 
 def send(spec: Spec, rail: int, share: float, seed: int) -> None:
-    """Send for ever."""
     assert spec.rate_bit_s is not None, "the caller has refused an unshaped lab"
     traffic = Traffic(spec.topology[0], rail_of(spec, rail).number)
     print("ready", flush=True)

@@ -157,7 +157,6 @@ class Table:
 
     @classmethod
     def of(cls, clock: VirtualClock) -> Table:
-        """Work a clock out."""
         return cls(clock, clock.knots())
 
     def at(self, true_ns: ArrayLike) -> Times:

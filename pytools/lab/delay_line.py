@@ -114,7 +114,6 @@ def _drain(device: int) -> None:
 
 
 def main() -> None:
-    """See the module."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
     with contextlib.suppress(PermissionError):  # a busy machine would lengthen the way by milliseconds

@@ -118,7 +118,6 @@ def _below(index: int, cable: int) -> int:
 
 
 def add_vrf(netlink: Netlink) -> None:
-    """Make the VRF of a host."""
     _add(netlink, "vrf", wiring.End(VRF, VRF_INDEX), _Outer(0, 0, "", ""))
     wiring.set_up(netlink, VRF_INDEX)
 

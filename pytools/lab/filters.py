@@ -64,8 +64,6 @@ class FilterMessage(TrafficControl, nlmsg):  # type: ignore[misc]
     nla_map = (("TCA_UNSPEC", "none"), ("TCA_KIND", "asciiz"), ("TCA_OPTIONS", "options"))
 
     class options(nla):  # type: ignore[misc]  # noqa: N801 (pyroute2 looks the name up)
-        """Options of cls_bpf."""
-
         nla_map = (
             ("TCA_BPF_UNSPEC", "none"),
             ("TCA_BPF_ACT", "cdata"),
@@ -130,7 +128,6 @@ def counts(rail: Rail) -> dict[str, int]:
 
 
 def has(rail: Rail, port: Port, program: str) -> bool:
-    """Whether a port has this fault."""
     return any(name == program for name, _ in programs(rail, [port]))
 
 

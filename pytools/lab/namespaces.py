@@ -59,7 +59,6 @@ def delete(name: str) -> None:
 
 
 def names() -> list[str]:
-    """All named namespaces."""
     return sorted(place.name for place in NAMED.iterdir()) if NAMED.is_dir() else []
 
 

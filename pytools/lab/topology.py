@@ -41,8 +41,6 @@ class Interface:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """One host."""
-
     number: int
     name: str
     netns: str
@@ -150,7 +148,6 @@ def parse_rate(text: str) -> int | None:
 
 
 def rate_text(rate_bit_s: int | None) -> str:
-    """A rate as `parse_rate` reads it."""
     return "none" if rate_bit_s is None else units.rate_yaml(rate_bit_s)
 
 
@@ -160,7 +157,6 @@ def namespace_pattern(name: str) -> re.Pattern[str]:
 
 
 def lab_of_namespace(netns: str) -> str | None:
-    """The lab that a namespace belongs to, by its name."""
     match = re.fullmatch(rf"swerve-(.+)-{_PLACE}", netns)
     return match[1] if match else None
 

@@ -51,8 +51,6 @@ class QdiscMessage(TrafficControl, nlmsg):  # type: ignore[misc]
     )
 
     class bucket(nla):  # type: ignore[misc]  # noqa: N801 (pyroute2 looks the name up)
-        """Options of tbf."""
-
         nla_map = (
             ("TCA_TBF_UNSPEC", "none"),
             ("TCA_TBF_PARMS", "cdata"),
@@ -76,8 +74,6 @@ class QdiscMessage(TrafficControl, nlmsg):  # type: ignore[misc]
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """One end of a veth pair."""
-
     name: str
     index: int
 

@@ -22,8 +22,6 @@ _NAME: Final = re.compile(r"(fine|coarse)-(\d{8})-(\d{1,20})\.jsonl\.gz")
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One file."""
-
     path: Path
     track: Track
     number: int

@@ -33,13 +33,11 @@ class Kernel:
     drop_sockets: bool
 
     def lesser(self) -> Iterator[Kernel]:
-        """This one, and all that have less."""
         has = [(False, True) if getattr(self, each.name) else (False,) for each in fields(self)]
         return itertools.starmap(Kernel, itertools.product(*has))
 
 
 def running() -> Kernel:
-    """Try what the running kernel has."""
     dropped = tracefs.fields("skb", "kfree_skb")
     return Kernel(
         bool(tracefs.fields("tcp", "tcp_cong_state_set") and tracefs.fields("sock", "inet_sock_set_state")),
@@ -56,7 +54,6 @@ def probes(config: AgentConfig) -> Program:
 
 
 def samples(config: AgentConfig) -> Program:
-    """Samples of application packets."""
     defines = {"SWERVE_PROBE_PORT": config.probe.port, **virtual_clock(config)}
     return Program("sample.c", (SAMPLE_EGRESS, SAMPLE_INGRESS), defines)
 

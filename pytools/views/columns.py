@@ -19,8 +19,6 @@ Key = Callable[[Row], "float | str | None"]
 
 @dataclass(frozen=True)
 class Order(Generic[Row]):
-    """An order of rows by one value."""
-
     key: Key[Row]
     falling: bool
 
@@ -84,7 +82,6 @@ class Listing(Generic[Row]):
     usual: Callable[[Row], tuple[float | str, ...]]
 
     def words(self) -> list[str]:
-        """What `--sort` may be."""
         return [word for column in self.columns for word in column.orders]
 
     def ordered(self, rows: Iterable[Row], word: str | None) -> list[Row]:

@@ -242,7 +242,6 @@ _WAY_STYLES: Final = {"healthy": "green", "slow": "yellow", "lossy": "yellow", "
 
 
 def ways(_now_ns: int) -> Listing[PathWay]:
-    """One row per way."""
     return Listing(
         (
             figure("path", "path", str, lambda row: way(row.path), order=named),
@@ -281,7 +280,6 @@ def ways_met(row: PathWay) -> str:
 
 
 def way_state(row: PathWay) -> Text:
-    """How it is, and where that begins."""
     if row.ways == 1:
         return Text("no other to compare", "dim")
     behind = "" if row.state in ("healthy", "unmeasured") else ", hop unknown"

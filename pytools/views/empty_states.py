@@ -10,7 +10,6 @@ _WINDOW = "a first result takes a window (clocks.window, 2 s by default) after t
 
 
 def no_clocks(model: Model) -> str:
-    """Why no clock is known."""
     return _not_compared(model, "no clock has been compared")
 
 

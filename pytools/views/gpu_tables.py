@@ -21,7 +21,6 @@ _HARMLESS: Final = frozenset({"idle", "application_clocks", "display_clocks", "s
 
 
 def gpus(_now_ns: int) -> Listing[Gpu]:
-    """One row per GPU."""
     return Listing(
         (
             Column("GPU", lambda row: f"{row.gpu} {row.name}\n  {row.pci}", {"gpu": little(lambda row: row.gpu)}, True),

@@ -30,8 +30,6 @@ _LOT: Final = 1024
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which records."""
-
     types: frozenset[str] | None = None  # None: all
     filters: Filters = field(default_factory=Filters)
     since_ns: int = 0
@@ -58,7 +56,6 @@ class Wanted:
 
 
 def passing(lines: Iterable[bytes], wanted: Wanted, told: Read) -> Iterator[bytes]:
-    """The lines that are wanted."""
     if wanted.all_of_them:
         return iter(lines)
     return (line for line in lines if wanted.takes(line, told))

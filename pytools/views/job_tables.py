@@ -22,7 +22,6 @@ _STYLES: Final[dict[RasState, str]] = {"ok": "green", "unresponsive": "red", "in
 
 
 def jobs(_now_ns: int) -> Listing[Job]:
-    """One row per job."""
     return Listing(
         (
             Column("job", lambda row: f"{row.job}\n  {_who(row)}", {"job": named(lambda row: row.job)}, left=True),

@@ -76,7 +76,6 @@ class View:
         return frozenset(name for kind in self.shows for name in TRAITS.get(kind, ()))
 
     def rows(self, model: Model) -> list[AnySignal]:
-        """The signals that a frame stands for."""
         found: list[AnySignal] = [row for kind in self.shows for row in model.of(kind).values()]
         return found if self.usual is None else sorted(found, key=self.usual)
 

@@ -166,8 +166,6 @@ KEPT: Final[dict[type, Kept]] = {
 
 @dataclass(frozen=True)
 class Model:
-    """The newest of everything."""
-
     host: str = ""
     at_ns: int = 0  # of the newest signal
     newest: Mapping[type, Mapping[Any, AnySignal]] = field(default_factory=dict)

@@ -35,7 +35,6 @@ WORST_FIRST: Final[tuple[RdmaVerdict, ...]] = tuple(_STYLES)
 
 
 def queue_pairs(now_ns: int) -> Listing[RdmaQueuePair]:
-    """One row per queue pair."""
     return Listing(
         (
             Column(
@@ -183,7 +182,6 @@ def _backups(row: RdmaQueuePair) -> list[str]:
 
 
 def suspect_table(model: Model, _signals: Sequence[AnySignal], asked: Query) -> RenderableType:
-    """Who is suspected to be slow."""
     found = model.one(RdmaSuspects)
     if found is None or not found.suspects:
         why = empty_states.no_rdma(model)
@@ -236,7 +234,6 @@ def _errors(row: RdmaQueuePair) -> Text:
 
 
 def verdict(row: RdmaQueuePair) -> Text:
-    """The verdict, coloured."""
     return Text(row.verdict.replace("_", " "), style=_STYLES[row.verdict])
 
 

@@ -99,5 +99,4 @@ class Sheet:
 
 
 def _words(heading: str) -> str:
-    """A heading of two lines as one."""
     return heading.replace("-\n", "").replace("\n", " ")

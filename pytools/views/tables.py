@@ -32,7 +32,6 @@ CLOCK_STYLES: Final[dict[ClockState, str]] = {"synchronised": "green", "holdover
 
 
 def bound(ns: int | None) -> str:
-    """An error."""
     return UNKNOWN if ns is None or ns < 0 else f"±{duration(ns)}"
 
 
@@ -72,7 +71,6 @@ def clock_state(state: ClockState, silent: bool = False) -> Text:
 
 
 def number(count: int | None) -> str:
-    """A count."""
     return UNKNOWN if count is None else f"{count:,}"
 
 
@@ -139,7 +137,6 @@ def place(path: Path | None, interface: str) -> str:
 
 
 def endpoint(address: str, port: int) -> str:
-    """Address and port."""
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 

@@ -71,7 +71,6 @@ def causes(counts: Retransmissions) -> str:
 
 
 def drops(model: Model, signals: Sequence[AnySignal], asked: Query) -> RenderableType:
-    """Packets that this kernel dropped."""
     found = model.one(PacketDrops)
     if found is None:
         return Text(f"{model.host}: nothing is known of packets that the kernel drops (swerve doctor says why)")

@@ -41,7 +41,6 @@ class AgentMaps:
         self._due_ns = self.changes = 0
 
     def register(self, selector: selectors.BaseSelector) -> None:
-        """Use this selector."""
         self._selector = selector
 
     def close(self) -> None:

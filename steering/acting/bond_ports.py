@@ -39,8 +39,6 @@ class _File(msgspec.Struct, frozen=True):
 
 
 class Restored(NamedTuple):
-    """What became of one selection."""
-
     act: BondAct
     failure: str = ""
 

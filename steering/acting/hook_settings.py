@@ -11,8 +11,6 @@ from steering.policy.hooks import STATE_KINDS, Hook
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """One hook."""
-
     name: str
     kind: str
     options: str  # JSON
@@ -49,6 +47,5 @@ def _node(options: dict[str, Any]) -> str:
 
 
 def settings_of(name: str, hook: Hook) -> Settings:
-    """A hook of a policy."""
     options = json.dumps(hook.options.model_dump(mode="json", exclude_none=True), sort_keys=True)
     return Settings(name, hook.kind, options, hook.lease, hook.timeout, hook.tries, hook.limit.count, hook.limit.per)

@@ -33,8 +33,6 @@ _WAIT_S: Final = 0.2  # for the disk, before the journal is read
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One line."""
-
     kind: Kind
     act_id: str
     target: Target
@@ -62,8 +60,6 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What a journal says."""
-
     entries: tuple[Entry, ...]
     torn: int  # lines that are no entry: a write that a crash cut off
 
@@ -113,7 +109,6 @@ def _parse_all(text: bytes) -> Contents:
 
 
 def parse(line: bytes) -> Entry | None:
-    """The entry in a line; None for what is none."""
     try:
         raw = json.loads(line)
         known = {name: raw[name] for name in (f.name for f in fields(Entry)) if name in raw}

@@ -37,8 +37,6 @@ _MOST_BYTES: Final = 64 << 20
 
 
 class Memory(msgspec.Struct, frozen=True):
-    """What is remembered."""
-
     version: int
     scope: str  # boot and network namespace
     overlay: OverlayMemory

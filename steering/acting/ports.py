@@ -131,7 +131,6 @@ class PortActing(Closing):
         self.close()
 
     def facts(self) -> dict[str, object]:
-        """What is chosen, for the operator."""
         if self._engine is None:
             return {}
         counts = self._engine.counts | (self._chooser.counters() if self._chooser is not None else {})

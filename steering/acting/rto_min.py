@@ -67,6 +67,5 @@ class RtoMinActing:
             self._output.send(messages.rto_min_act(host, chosen, because, outcome, decided, failure))
 
     def facts(self) -> dict[str, object]:
-        """What is wanted, for the operator."""
         chosen = self._overlay.rto_min
         return {"rto_min_wanted_ms": chosen.milliseconds or None, "rto_min_missing": chosen.why_not}

@@ -22,8 +22,6 @@ _MARK = "undo:"
 
 @dataclass(frozen=True, slots=True)
 class TakenBack:
-    """What became of one act."""
-
     act: Entry
     why: str = ""  # why it was not taken back; empty when it was
     tried: bool = True  # False: there was nothing that could be tried

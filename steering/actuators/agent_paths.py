@@ -86,7 +86,6 @@ class AgentPaths:
         return 0 if self._paths is None else int(self._paths.records[field][row])
 
     def rows(self) -> Rows:
-        """Where the paths are now."""
         found: dict[tuple[bytes, bytes, str], Row] = {}
         if self._paths is None:
             return Rows(found)

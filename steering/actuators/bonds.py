@@ -13,8 +13,6 @@ _NEW_LINK: Final = 16  # RTM_NEWLINK
 
 
 class Bonds(NamedTuple):
-    """All active-backup bonds."""
-
     bonds: dict[str, Bond]
     over: dict[str, str]  # which of them the packets of an interface leave by: the bond itself, a VLAN on it
 

@@ -22,8 +22,6 @@ _BROADCAST = ipaddress.IPv4Address("255.255.255.255")
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """What has to be known of one."""
-
     version: int
     mapped: bytes  # as the kernel programs keep it: IPv6, or IPv4 mapped into it
     one_receiver: bool

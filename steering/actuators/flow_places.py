@@ -17,8 +17,6 @@ _MAKE_ROOM = "let leases end, or remove some"
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Of one flow."""
-
     row: int
     set: int
     way: int

@@ -40,8 +40,6 @@ PROGRAM: Final = Program("steer.c", (_FUNCTION,))
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What the kernel has of one flow."""
-
     flow: FlowKey
     pin_until_ns: int  # 0: not pinned
     label_until_ns: int  # 0: not relabelled

@@ -192,7 +192,6 @@ class Holds(Closing):
         return "no packet has left, or no probe was answered, a short while ago"
 
     def read(self, now_ns: int) -> list[Holding]:
-        """Every hold, and what it did."""
         return [self._holding(hold, self._table.holds[number], now_ns) for hold, number, _ in self._held.values()]
 
     def _holding(self, hold: Hold, row: Any, now_ns: int) -> Holding:

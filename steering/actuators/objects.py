@@ -21,8 +21,6 @@ _OWNERS = {2: "kernel", 3: "boot", 4: "static", _ZEBRA: "zebra", 12: "bird", 16:
 
 @dataclass(frozen=True, slots=True)
 class Objects:
-    """What the kernel has."""
-
     links: Mapping[int, Link]  # by index
     nexthops: Mapping[int, Nexthop]
     groups: Mapping[int, NexthopGroup]

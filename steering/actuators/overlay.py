@@ -43,8 +43,6 @@ _GONE: Final = (errno.ENOENT, errno.EINVAL, errno.ESRCH)  # a group, a hop of on
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What there is to steer now."""
-
     groups: Mapping[Target, Group]  # members: those that can be used now; current: what is in force
     refused: Mapping[str, str]  # managed prefixes that cannot be steered, and why
     lost: frozenset[Target]  # went with their links; they may come back
@@ -266,7 +264,6 @@ class Overlay(Closing):
     # ---- rules ----
 
     def _switch(self, key: ViewKey, on: bool) -> None:
-        """Have the rules of a view, or none."""
         self._rules.put(key, self._views.get(key) if on else None)
 
     def _check_vrf(self, target: Steered) -> None:

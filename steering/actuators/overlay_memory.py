@@ -21,8 +21,6 @@ HopKey = tuple[int, str, str, bool]  # family, gateway, interface, on-link
 
 
 class TargetMemory(msgspec.Struct, frozen=True):
-    """A target."""
-
     name: str
     view: ViewKey
     ways: Ways
@@ -34,8 +32,6 @@ class TargetMemory(msgspec.Struct, frozen=True):
 
 
 class OverlayMemory(msgspec.Struct, frozen=True):
-    """An overlay."""
-
     table: int
     priority: int | None
     vrfs: tuple[str, ...]
@@ -46,7 +42,6 @@ class OverlayMemory(msgspec.Struct, frozen=True):
 
 
 def of_target(target: Steered) -> TargetMemory:
-    """What is remembered of a target."""
     weights = None if target.weights is None else tuple(target.weights.items())
     prefixes = tuple(each.destination for each in target.prefixes)
     return TargetMemory(

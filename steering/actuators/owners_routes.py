@@ -67,8 +67,6 @@ class Steerable:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """One table of theirs."""
-
     name: str
     family: Family
     table: int
@@ -80,7 +78,6 @@ class View:
 
     @property
     def key(self) -> ViewKey:
-        """What tells it apart."""
         return self.family, self.table, self.suppress
 
 

@@ -88,12 +88,10 @@ class PinTarget:
 
     @property
     def name(self) -> _Name:
-        """By which a pin finds it."""
         return self.target, self.nexthop_id
 
     @property
     def hop(self) -> Hop:
-        """What has to be alive for it."""
         return self.ifindex, canonical(self.gateway)
 
 
@@ -171,7 +169,6 @@ class Pins(Leases[Pin]):
         return self._rows.get(name) if name in self._targets else None
 
     def alive(self, target: Target, nexthop_id: int) -> bool:
-        """Whether pins to this member act."""
         row = self._rows.get((target, nexthop_id))
         return row is not None and bool(self.table.targets["alive"][row])
 

@@ -103,8 +103,6 @@ _SETTINGS: Final = Path("/proc/sys/net/ipv4")
 
 
 class Answer(NamedTuple):
-    """What came of a SYN."""
-
     router: str | None  # where it died; None: nothing was heard
     arrived: bool = False  # at the destination: it answered
 

@@ -20,8 +20,6 @@ _KERNELS_NS: Final = 200 * _MS
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """A minimum RTO."""
-
     milliseconds: int  # 0: our routes have none
     before_ms: int  # of connections without it
     why_not: str = ""  # why our routes have none though the policy names one

@@ -126,5 +126,4 @@ def _key(family: Literal[4, 6], quoted: bytes) -> _Key | None:
 
 
 def drawn_label() -> int:
-    """A flow label."""
     return random.randint(1, _LABEL_BITS)

@@ -92,7 +92,6 @@ class Managed:
         return wanted is not None and _ONE_HOP in why
 
     def _look(self, found: Found) -> list[dict[str, Any]]:
-        """What is not managed, by reason."""
         why: dict[str, list[str]] = {}
         for name, reason in found.refused.items():
             if not self._by_ports(name, reason) and not self._holds_alone:

@@ -70,8 +70,6 @@ class FlowRequest(Request, frozen=True):
 
 
 class PinFlow(FlowRequest, frozen=True, tag="pin"):
-    """Hold it on one interface."""
-
     via: Place
     for_ns: Annotated[int, msgspec.Meta(gt=0, le=1 << 53)]
     why: Text = ""
@@ -164,5 +162,4 @@ def decode_reply(data: bytes) -> Reply:
 
 
 def refusal(error: SwerveError) -> Reply:
-    """An error as a reply."""
     return Reply(error.exit_code, [error.what], error.next_step)

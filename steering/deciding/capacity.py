@@ -19,8 +19,6 @@ _LEAST_SHARE: Final = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What one interface carries."""
-
     carries_bps: float  # with a queue: what we get; without: the speed, or the most that was seen
     load_bps: float  # what it carries now
     at_ns: int

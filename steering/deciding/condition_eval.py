@@ -38,8 +38,6 @@ _LONGEST_WINDOW: Final = 60 * SECOND  # a window that claims to be longer makes 
 
 
 class Verdict(enum.Enum):
-    """What is said about a condition."""
-
     BAD = "bad"  # it holds
     PENDING = "pending"  # it would, but not for so long or not so often yet
     BETWEEN = "between"  # neither bad nor clear

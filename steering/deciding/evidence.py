@@ -61,7 +61,6 @@ class Facts(msgspec.Struct, frozen=True):
         return known or (self.delay is not None and self.delay.received > 0)
 
     def event(self, *words: str) -> LinkEvent | None:
-        """The newest event of these words."""
         found = [event for event in self.events if event.what in words]
         return max(found, key=lambda event: (min(event.happened_ns, event.at_ns), event.at_ns), default=None)
 
@@ -88,15 +87,12 @@ class _Newest(Generic[_S]):
         return True
 
     def one(self, group: Hashable, key: Hashable = None) -> _S | None:
-        """A subject's fact."""
         return self._groups.get(group, {}).get(key)
 
     def all(self, group: Hashable) -> tuple[_S, ...]:
-        """The facts of a group."""
         return tuple(self._groups.get(group, {}).values())
 
     def drop(self, group: Hashable, key: Hashable = None) -> None:
-        """Forget a subject."""
         members = self._groups.get(group, {})
         if members.pop(key, None) is not None:
             self._count -= 1
@@ -266,11 +262,9 @@ class Evidence:
         return (path for paths in self._places.values() for path in paths)
 
     def delay(self, path: Path) -> PathDelay | None:
-        """The newest measurement of a path."""
         return self._delays.one(path)
 
     def facts(self, path: Path) -> Facts:
-        """Everything that is known of a path."""
         place, peer = (path.source, path.interface), _peer(path)
         return Facts(
             path=path,

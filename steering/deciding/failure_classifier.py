@@ -26,8 +26,6 @@ _MOST_LOSS: Final = 0.75  # a path that loses more says nothing about another
 
 @dataclass(frozen=True, slots=True)
 class Silence:
-    """What the silence of a path means."""
-
     cause: Cause
     way: Way  # the direction that does not pass
     text: str

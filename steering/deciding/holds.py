@@ -22,7 +22,6 @@ _WHOLE: Final = 256  # a pause is to drain all that lies above the threshold
 
 
 def needed(policy: Policy) -> bool:
-    """Whether a policy wants any hold."""
     return any(rule.then.hold is not None for rule in policy.rules)
 
 

@@ -42,7 +42,6 @@ class PathMemory(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def remembered(policy: Policy, paths: Mapping[Path, PathHealth], now: int) -> tuple[PathMemory, ...]:
-    """What is remembered of these paths."""
     return tuple(_of(policy, path, known, now) for path, known in sorted(paths.items()))
 
 

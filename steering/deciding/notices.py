@@ -34,8 +34,6 @@ class Figure(msgspec.Struct, frozen=True):
 
 
 class Notice(msgspec.Struct, frozen=True):
-    """One occurrence."""
-
     id: str  # the same for as long as it lasts, and of no other
     rule: str
     act: str  # what the rule does besides
@@ -49,8 +47,6 @@ class Notice(msgspec.Struct, frozen=True):
 
 
 class Ended(NamedTuple):
-    """An occurrence that is over."""
-
     notice: Notice
     why: str
 
@@ -119,7 +115,6 @@ class Notices:
         return began, ended
 
     def _holds(self, path: Path, known: PathHealth, rule: Rule, number: int, now: int) -> bool:
-        """Whether an occurrence begins."""
         if not known.readings or known.readings[number].verdict is not Verdict.BAD or (path, rule.name) in self.open:
             return False
         if health.stale(self._policy, known, now):

@@ -15,16 +15,12 @@ from steering.plan import Group, canonical
 
 
 class Moment(msgspec.Struct, frozen=True):
-    """An instant."""
-
     unix_ns: int  # CLOCK_REALTIME
     boot_ns: int  # CLOCK_BOOTTIME
     boot_id: str
 
 
 class Override(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One order."""
-
     kind: Literal["drain", "hold"]
     interface: str = ""  # drain: what leaves by it
     gateway: str = ""  # drain: only through this gateway; empty for any
@@ -59,8 +55,6 @@ class Override(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Overrides(msgspec.Struct, frozen=True):
-    """All orders in force."""
-
     orders: tuple[Override, ...] = ()
 
     def at(self, now: Moment) -> Overrides:

@@ -36,7 +36,6 @@ class Reading(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """The numbers in words."""
         return words(self.said)
 
     @property

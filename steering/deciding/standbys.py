@@ -82,7 +82,6 @@ def _usable(
 
 
 def needed(policy: Policy) -> bool:
-    """Whether a policy wants any stand-by."""
     return bool(policy.safety.reroute_hold) and any(_about_silence(rule) for rule in policy.rules)
 
 

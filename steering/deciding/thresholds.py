@@ -28,7 +28,6 @@ Said: TypeAlias = str | tuple[Callable[..., str], *tuple[Any, ...]]  # words, or
 
 
 def words(said: Said) -> str:
-    """What is said, in words."""
     return said if isinstance(said, str) else said[0](*said[1:])
 
 
@@ -41,7 +40,6 @@ class Limits(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """The upper one in words."""
         return words(self.said)
 
 

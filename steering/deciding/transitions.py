@@ -165,7 +165,6 @@ def _settle(policy: Policy, path: PathHealth, now: int) -> PathHealth:
 
 
 def _whole(path: PathHealth, state: SteeringState, now: int, why: str) -> PathHealth:
-    """The path with its whole weight."""
     return replace(path, state=state, since_ns=now, because=why, share=1.0, step=0)
 
 

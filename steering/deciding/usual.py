@@ -134,7 +134,6 @@ class Usuals:
                         yield Row(path, rule.name, subject(leaf), self._learnt.get(_key(path, leaf), NOTHING), limit)
 
     def entries(self) -> list[Entry]:
-        """Everything that is learnt."""
         return [Entry(key, learnt) for key, learnt in self._learnt.items()]
 
     def restore(self, entries: Iterable[Entry], now: int) -> None:

@@ -39,8 +39,6 @@ _RETURN_SLACK_S = 20.0
 
 @dataclass(frozen=True)
 class Script:
-    """What is played, and for how long."""
-
     steer: bool = True
     name: str = "demo"
     hosts: int = 4

@@ -80,7 +80,6 @@ class Load:
 
     @property
     def offered_bit_s(self) -> float:
-        """What all pairs offer together."""
         return float(self._rate_bit_s * len(self._pairs))
 
     def received(self) -> list[Received]:
@@ -109,7 +108,6 @@ def _reason(process: subprocess.Popen[str]) -> str:
 
 
 def ring(hosts: Sequence[Host]) -> list[tuple[Host, Host]]:
-    """Every host and the next one."""
     return [(host, hosts[(index + 1) % len(hosts)]) for index, host in enumerate(hosts)]
 
 

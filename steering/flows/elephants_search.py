@@ -36,8 +36,6 @@ class Rail:
 
 @dataclass(frozen=True, slots=True)
 class Flow(Generic[Key]):
-    """One flow on its present rail."""
-
     key: Key
     rail: str
     demand_bps: float = INFINITE  # what it would take if it could

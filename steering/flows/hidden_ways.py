@@ -51,8 +51,6 @@ class Way:
 
 @dataclass(slots=True)
 class Fan:
-    """The ways of a path."""
-
     path: Path
     distance: int  # the hop at which they differ
     ways: dict[str, Way] = field(default_factory=dict)

@@ -65,7 +65,6 @@ class _Known:
 
     @property
     def label(self) -> int | None:
-        """What is on the wire."""
         return self.own if self.held is None else self.held
 
     @property

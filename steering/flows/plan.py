@@ -35,8 +35,6 @@ class FlowAct:
 
 @dataclass(frozen=True, slots=True)
 class Renewal:
-    """Leases to be renewed."""
-
     kind: Held
     flows: tuple[FlowKey, ...]
     expires_ns: int
@@ -44,7 +42,5 @@ class Renewal:
 
 @dataclass(frozen=True, slots=True)
 class FlowPlan:
-    """What is wanted of flows now."""
-
     acts: tuple[FlowAct, ...] = ()
     renewals: tuple[Renewal, ...] = ()

@@ -26,8 +26,6 @@ UNKNOWN_SHARE: Final = 1 / 8  # of the flows of a job: while more of them are to
 
 @dataclass(frozen=True, slots=True)
 class Unit(Generic[Key]):
-    """A flow that counts."""
-
     key: Key
     rail: str
     movable: bool = True

@@ -46,8 +46,6 @@ Event: TypeAlias = PathState | Act | Note
 
 @dataclass(slots=True)
 class Tally:
-    """What a replay came to."""
-
     began_unix_ns: int = 0
     ended_unix_ns: int = 0
     played_ns: int = 0
@@ -228,7 +226,6 @@ class Player:
         return self._at(act)
 
     def _at(self, act: Act) -> Act:
-        """An act at the time of the recording."""
         self._count += 1
         times = {"at_ns": self._now, "unix_ns": self._unix_ns, "decided_ns": self._now}
         return msgspec.structs.replace(act, **times, act_id=f"replay-{self._count}-{act.target}")

@@ -35,8 +35,6 @@ _head = msgspec.json.Decoder(_Head)
 
 @dataclass(slots=True)
 class Counts:
-    """What was in a recording."""
-
     lines: int = 0
     used: int = 0
     not_needed: int = 0  # of kinds that the policy does not look at

@@ -119,8 +119,6 @@ class Survey:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A threshold for one figure."""
-
     subject: str
     kind: FigureKind
     usual: float  # p99 on the busiest path
@@ -130,7 +128,6 @@ class Proposal:
 
     @property
     def text(self) -> str:
-        """As it is written in a file."""
         return written(self.level, self.kind)
 
 

@@ -19,7 +19,6 @@ UNKNOWABLE = (
 
 
 def text_of(event: Event) -> str:
-    """An event on one line."""
     if isinstance(event, Note):
         return f"{clock(event.unix_ns)} note: {event.text}"
     if isinstance(event, Act):
@@ -77,7 +76,6 @@ def summary(recording: Recording, player: Player) -> dict[str, Any]:
 
 
 def summary_lines(recording: Recording, player: Player) -> list[str]:
-    """The same for people."""
     counts, tally = recording.counts, player.tally
     lines = [
         f"{counts.used} of {counts.lines} records of {recording.host or 'no host'} "

@@ -92,8 +92,6 @@ class Object(_Strict, frozen=True):
 
 
 class Manifest(_Strict, frozen=True):
-    """What is in an archive."""
-
     schema: int
     objects: list[Object]
 

@@ -52,8 +52,6 @@ def flags(bpf_dir: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a program is made from."""
-
     program: Mapping[str, Any]  # empty for a program that is not ours
     compiler: Mapping[str, Any]  # empty where nothing compiles
     lacking: str = ""  # why nothing does, for a program of ours

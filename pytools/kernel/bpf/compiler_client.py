@@ -44,7 +44,6 @@ class Program:
 
     @property
     def request(self) -> dict[str, Any]:
-        """As the child is asked for it."""
         functions = [[name, self.kinds.get(name, "tc")] for name in self.functions]
         return {"source": self.source, "defines": dict(self.defines), "functions": functions}
 

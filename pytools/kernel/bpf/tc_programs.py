@@ -31,8 +31,6 @@ _ENTRY: Final = re.compile(r"^int (\w+)\(struct __sk_buff \*", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Attached:
-    """One of them."""
-
     interface: str
     direction: attach.Direction
     mechanism: Literal["tcx", "clsact"]

@@ -32,8 +32,6 @@ _LINKINFO, _INFO_KIND, _INFO_DATA = 18, 1, 2  # IFLA_LINKINFO, IFLA_INFO_*
 
 @dataclass(frozen=True, slots=True)
 class BondRow:
-    """What a bond is set to."""
-
     mode: str
     policy: str  # by which it hashes; `layer2` and `vlan+srcmac` send all flows to a gateway by one port
     active: int  # index of the port in use; 0: none, or the mode has none
@@ -48,8 +46,6 @@ class BondRow:
 
 @dataclass(frozen=True, slots=True)
 class PortRow:
-    """One port of a bond."""
-
     active: bool  # sends and receives; else it is a backup, or its LACP partner has not agreed
     status: str  # as the bond watches its link: up, going_down, down, going_up
     failures: int
@@ -70,7 +66,6 @@ class Bundle:
 
 
 def bond_of(options: Mapping[int, bytes]) -> BondRow:
-    """A bond by its attributes."""
     mode, policy = options.get(_MODE, b"\0")[0], options.get(_POLICY, b"\0")[0]
     active, primary = (_U32.unpack(options[each])[0] if each in options else 0 for each in (_ACTIVE, _PRIMARY))
     reselect = _named(_RESELECT, options.get(_PRIMARY_RESELECT, b"\0")[0])
@@ -84,7 +79,6 @@ def selecting(bond: int, port: int) -> bytes:
 
 
 def port_of(options: Mapping[int, bytes]) -> PortRow:
-    """A port by its attributes."""
     aggregator = _U16.unpack(options[_AGGREGATOR])[0] if _AGGREGATOR in options else None
     return PortRow(
         active=options.get(_STATE, b"\0")[0] == 0,

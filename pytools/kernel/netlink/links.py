@@ -66,8 +66,6 @@ _LIMITS: Mapping[str, tuple[int | None, int, Literal["bytes", "packets"]]] = {
 
 @dataclass(frozen=True, slots=True)
 class LinkRow:
-    """One interface."""
-
     index: int
     name: str
     up: bool  # administratively
@@ -90,8 +88,6 @@ class LinkRow:
 
 
 class Stack(NamedTuple):
-    """Which interfaces are above which."""
-
     lowers: dict[int, set[int]]  # those that carry its packets: ports of a bond or team, what a VLAN is made on
     bundles: dict[int, Bundle]  # the bonds and teams that hash flows over several ports
     bonds: dict[int, BondRow]  # by index of a port
@@ -100,8 +96,6 @@ class Stack(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class QdiscRow:
-    """One queue discipline."""
-
     index: int
     kind: str
     handle: int

@@ -28,8 +28,6 @@ OVERRUN: Final = -1  # in the place of a message type: something was announced t
 
 
 class Group(IntEnum):
-    """Multicast groups (RTNLGRP_*)."""
-
     LINK = 1
     NEIGHBOUR = 3
     TC = 4

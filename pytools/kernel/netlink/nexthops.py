@@ -87,8 +87,6 @@ class NexthopMessage(nlmsg):  # type: ignore[misc]
 
 @dataclass(frozen=True, slots=True)
 class Nexthop:
-    """One nexthop object."""
-
     id: int
     family: Family
     gateway: str | None  # None when on-link
@@ -144,12 +142,10 @@ def ip_family(family: int) -> Family:
 
 
 def packed(address: str) -> bytes:
-    """An address as the kernel has it."""
     return ipaddress.ip_address(address).packed
 
 
 def nexthop_message(nexthop: Nexthop) -> NexthopMessage:
-    """The message that describes one nexthop."""
     message = NexthopMessage()
     message["family"] = socket_family(nexthop.family)
     message["protocol"] = nexthop.protocol
@@ -194,7 +190,6 @@ def group_message(group_id: int, members: Sequence[Member], kind: GroupKind, pro
 
 
 def nexthop_of(message: NexthopMessage) -> Nexthop:
-    """The nexthop in a decoded message."""
     gateway = message.get_attr("NHA_GATEWAY")
     return Nexthop(
         id=message.get_attr("NHA_ID"),
@@ -214,7 +209,6 @@ def is_group(message: NexthopMessage) -> bool:
 
 
 def group_of(message: NexthopMessage) -> NexthopGroup:
-    """The group in a decoded message."""
     return group_of_body(_body(message))
 
 
@@ -255,7 +249,6 @@ def _body(message: NexthopMessage) -> bytes:
 def nexthop_body(
     nexthop_id: int, family: Family, gateway: str | None, ifindex: int, onlink: bool, protocol: int
 ) -> bytes:
-    """A new nexthop, as bytes."""
     parts = [attribute(_ID, _NUMBER.pack(nexthop_id)), attribute(_OIF, _NUMBER.pack(ifindex))]
     if gateway is not None:
         parts.append(attribute(_GATEWAY, packed(gateway)))
@@ -263,7 +256,6 @@ def nexthop_body(
 
 
 def group_body(group_id: int, members: Sequence[Member], protocol: int) -> bytes:
-    """A new plain group, as bytes."""
     head = _HEADER.pack(0, 0, protocol, 0, 0)
     return head + attribute(_ID, _NUMBER.pack(group_id)) + attribute(_GROUP, _entries(members))
 

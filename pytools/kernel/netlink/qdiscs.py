@@ -72,7 +72,6 @@ def install(netlink: Netlink, index: int, kind: str) -> None:
 
 
 def there(netlink: Netlink) -> bool:
-    """Whether any of ours is."""
     return any(_is_ours(row) for row in Tables(netlink).qdiscs(None))
 
 

@@ -101,7 +101,6 @@ class Route:
 
 
 def route_message(route: Route) -> RouteMessage:
-    """The message that describes one route."""
     prefix = ipaddress.ip_network(route.destination)
     message = RouteMessage()
     message["family"] = socket_family(prefix.version)

@@ -273,5 +273,4 @@ def attributes(data: bytes, offset: int = 0) -> Iterator[tuple[int, bytes]]:
 
 
 def attribute(name: int, value: bytes) -> bytes:
-    """One attribute, padded."""
     return _HEAD.pack(4 + len(value), name) + value + bytes(-len(value) % 4)

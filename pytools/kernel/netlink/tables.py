@@ -54,8 +54,6 @@ BARE: Final = frozenset({768, 769, 776, 778, 823, 519, 65534})
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One interface."""
-
     index: int
     name: str
     up: bool  # administratively
@@ -78,8 +76,6 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """One address of an interface."""
-
     address: str
     prefix_length: int
     family: Family
@@ -89,14 +85,11 @@ class Address:
 
     @property
     def network(self) -> str:
-        """The prefix the address is in."""
         return str(ipaddress.ip_network(f"{self.address}/{self.prefix_length}", strict=False))
 
 
 @dataclass(frozen=True, slots=True)
 class Neighbour:
-    """One entry of the neighbour table."""
-
     address: str
     family: Family
     ifindex: int
@@ -125,7 +118,6 @@ class Rule:
 
 
 def link_of(message: ifinfmsg) -> Link:
-    """The interface in a decoded message."""
     info = message.get_attr("IFLA_LINKINFO")
     kind = (info.get_attr("IFLA_INFO_KIND") if info is not None else None) or ""
     options = info.get_attr("IFLA_INFO_DATA") if info is not None else None
@@ -149,7 +141,6 @@ def link_of(message: ifinfmsg) -> Link:
 
 
 def address_of(message: ifaddrmsg) -> Address:
-    """The address in a decoded message."""
     # IPv4 gives the own address in IFA_LOCAL, and on point-to-point links the peer's in IFA_ADDRESS.
     return Address(
         address=message.get_attr("IFA_LOCAL") or message.get_attr("IFA_ADDRESS"),
@@ -162,7 +153,6 @@ def address_of(message: ifaddrmsg) -> Address:
 
 
 def neighbour_of(message: ndmsg) -> Neighbour:
-    """The entry in a decoded message."""
     return Neighbour(
         address=message.get_attr("NDA_DST", ""),
         family=ip_family(message["family"]),
@@ -173,7 +163,6 @@ def neighbour_of(message: ndmsg) -> Neighbour:
 
 
 def rule_message(rule: Rule) -> fibmsg:
-    """The message that describes one rule."""
     message = fibmsg()
     message["family"] = socket_family(rule.family)
     message["action"] = _RULE_ACTIONS[rule.action]

@@ -67,7 +67,6 @@ def realtime_difference_ns(
 
 
 def encode_sample(realtime_ns: int, offset_ns: int) -> bytes:
-    """One datagram for chronyd."""
     seconds, rest_ns = divmod(realtime_ns, _SECOND_NS)
     tv = seconds, rest_ns // _MICROSECOND_NS
     return SAMPLE.pack(*tv, offset_ns / _SECOND_NS, _NO_PULSE, _NO_LEAP, _PADDING, MAGIC)

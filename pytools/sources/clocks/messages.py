@@ -91,7 +91,6 @@ _clocks = msgspec.msgpack.Decoder(Clocks)
 
 
 def encode(message: Edges | Clocks) -> bytes:
-    """A message as bytes."""
     return _encoder.encode(message)
 
 

@@ -34,8 +34,6 @@ _COMMAND: Final = (sys.executable, "-P", "-m", "pytools.sources.gpu.pings")
 
 
 class _Timer:
-    """One GPU."""
-
     def __init__(self, uuid: str) -> None:
         self.uuid = uuid
         self.bursts: list[Pings] = []

@@ -193,7 +193,6 @@ class Gpu:
         return memoryview((ctypes.c_ubyte * size).from_address(host.value or 0)).cast("B"), device.value
 
     def launch(self, kernel: str, *arguments: ctypes.c_uint32 | ctypes.c_uint64) -> None:
-        """Start a kernel of one thread."""
         function = ctypes.c_void_p()
         pointers = (ctypes.c_void_p * len(arguments))(*map(ctypes.addressof, arguments))
         with self.current():

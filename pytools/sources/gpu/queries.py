@@ -39,7 +39,6 @@ class Query:
 
 
 def queries(nvml: Any, gpu: Any, into: Readings) -> list[Query]:
-    """Everything that is asked of one GPU."""
     sm, memory = nvml.NVML_CLOCK_SM, nvml.NVML_CLOCK_MEM
     corrected, uncorrected = nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
 

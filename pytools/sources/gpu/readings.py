@@ -43,7 +43,6 @@ class Readings:
             self._origin.update(dict.fromkeys(values, self.query))
 
     def sm_clock(self, mhz: int) -> None:
-        """Take a reading of the SM clock."""
         with self._lock:
             self._clocks.append(mhz)
 
@@ -83,7 +82,6 @@ class Readings:
             self._processes = sorted(pids)
 
     def xid(self, number: int) -> None:
-        """Take an XID error."""
         with self._lock:
             if len(self._xids) < _MOST_XIDS:
                 self._xids.append(number)
@@ -110,8 +108,6 @@ class Readings:
 
 
 class Taken:
-    """The readings of one window."""
-
     def __init__(self, readings: Readings) -> None:
         self.figures = dict(readings._figures)
         self.grown = dict(readings._grown)

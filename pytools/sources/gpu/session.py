@@ -133,7 +133,6 @@ class Session(Calling):
 
     @property
     def stopped(self) -> bool:
-        """Whether the threads are to end."""
         return self._stop.is_set()
 
     def stop(self) -> None:

@@ -58,8 +58,6 @@ def group_of(text: str, version: int) -> str | None:
 
 @dataclass(slots=True)
 class _Quota:
-    """A control group with a quota."""
-
     folder: Path
     name: str
     period_ns: int
@@ -81,8 +79,6 @@ class _Quota:
 
 @dataclass(slots=True)
 class _Rank:
-    """The main thread of a rank."""
-
     number: int
     fd: int  # of schedstat
     group_fd: int = -1  # of its control groups; -1: there are none
@@ -141,7 +137,6 @@ class Cpu:
         return {key: use for key, each in self._ranks.items() if (use := _use(each, window_ns)) is not None}
 
     def _find_quotas(self) -> None:
-        """Which quotas hold each rank."""
         quotas: dict[Path, _Quota] = {}
         looked: dict[Path, _Quota | None] = {}
         chains: dict[bytes, tuple[_Quota, ...]] = {}  # by the groups of a rank: most ranks share theirs

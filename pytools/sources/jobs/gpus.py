@@ -69,7 +69,6 @@ class Gpus:
         return self._has
 
     def forget(self) -> None:
-        """Nobody listens."""
         self._newest.clear()
 
 

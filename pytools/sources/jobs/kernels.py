@@ -51,8 +51,6 @@ class Seen:
 
 @dataclass(slots=True)
 class _Place:
-    """A directory with rings."""
-
     path: Path
     members: list[tuple[Hashable, Member]] = field(default_factory=list)
 

@@ -46,7 +46,6 @@ class Delays:
         self._states: dict[Path, PathState] = {}
 
     def offer(self, published: Published) -> None:
-        """Take a signal."""
         signal = published.signal
         if isinstance(signal, PathDelay):
             if signal.window_ns >= self._window_ns and (signal.path in self._newest or len(self._newest) < _MOST):
@@ -64,7 +63,6 @@ class Delays:
         return found if fresh else None
 
     def usual(self, path: Path) -> int | None:
-        """The usual queueing delay."""
         known = self._queues.get(path, ())
         return round(median(known)) if len(known) >= _KNOWN else None
 
@@ -78,7 +76,6 @@ class Delays:
         return [each for each in self._newest if each.destination == path.destination and self.of(each, now_ns)]
 
     def forget(self) -> None:
-        """Nobody listens."""
         self._newest.clear()
         self._queues.clear()
         self._states.clear()
@@ -97,7 +94,6 @@ class _Together:
         self.segments = self.retransmitted = self.timeouts = 0
 
     def add(self, part: Sum) -> None:
-        """Those of one rank."""
         self.flows += part.flows
         self.stalls += part.stalls
         self.pairs += part.pairs

@@ -98,7 +98,6 @@ class Processes:
 
     @property
     def looking(self) -> bool:
-        """Whether a look is under way."""
         return self._thread is not None
 
     def ranks(self) -> dict[Hashable, list[Member]]:

@@ -39,8 +39,6 @@ _NO_COMMA: Final = re.compile(rb'("nvml_dev"[ ]?:[ ]?-?\d{1,9})(\s{1,64}")')
 
 
 class Rank(msgspec.Struct, frozen=True):
-    """A rank that answered."""
-
     rank: int
     host: str = ""
     pid: int = -1
@@ -49,7 +47,6 @@ class Rank(msgspec.Struct, frozen=True):
 
     @property
     def operations(self) -> int:
-        """Collective operations begun."""
         return sum(self.collective_counts.values())
 
 
@@ -70,15 +67,11 @@ class Communicator(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """All communicators of a job."""
-
     communicators: list[Communicator]
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came of asking."""
-
     state: RasState
     reason: str = ""
     communicators: list[Communicator] = field(default_factory=list)
@@ -152,8 +145,6 @@ def _conversation(lines: _Lines) -> Answer:
 
 
 class _Lines:
-    """Lines of a server, with limits."""
-
     def __init__(self, peer: socket.socket, wanted: Callable[[], bool], end_s: float) -> None:
         self._peer, self._wanted, self._end_s = peer, wanted, end_s
         self._read = bytearray()
@@ -169,7 +160,6 @@ class _Lines:
         return printable(text[:200].decode("utf-8", "replace").strip())
 
     def send(self, line: str) -> None:
-        """Send a line."""
         self._peer.sendall(line.encode() + b"\n")
 
     def rest(self) -> bytes | None:

@@ -233,7 +233,6 @@ class _Question:
 
     @property
     def nobody(self) -> bool:
-        """Whether nothing listens there."""
         return self._answer is not None and self._answer.state == "absent"
 
     def answer_about(self, pids: set[int], now_ns: int) -> Answer:

@@ -62,7 +62,6 @@ class Traffic:
         self.too_many = 0
 
     def set_ranks(self, jobs: Mapping[Hashable, list[Member]]) -> None:
-        """Say which processes are ranks."""
         self._by_pid, self._by_group = {}, {}
         for job, members in jobs.items():
             for each in members:

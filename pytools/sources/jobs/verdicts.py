@@ -80,7 +80,6 @@ class Verdicts:
         return self._looks.work(now_ns, jobs)
 
     def window(self, now_ns: int) -> None:
-        """A window is over."""
         self._used = self._cpu.window(now_ns)
 
     def of(

@@ -85,7 +85,6 @@ class Interface:
         return [storm] if storm else []
 
     def event(self, happening: Happening, paths: Sequence[Path]) -> LinkEvent:
-        """A happening as others are told."""
         return LinkEvent(
             host=self._host,
             at_ns=time.monotonic_ns(),
@@ -139,7 +138,6 @@ class Interface:
 
 
 def counters_of(row: LinkRow) -> LinkCounters:
-    """The counters of a reading."""
     return LinkCounters(**{name: getattr(row, name) for name in LinkCounters.__struct_fields__})
 
 

@@ -52,8 +52,6 @@ MEANINGS: Final[Mapping[str, tuple[str, ...]]] = {
 
 @dataclass(frozen=True, slots=True, order=True)
 class Port:
-    """One port of one device."""
-
     device: str
     number: int
 

@@ -32,8 +32,6 @@ _Port = Annotated[int, msgspec.Meta(ge=1024, le=65535)]
 
 
 class PathBase(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is known of one path."""
-
     path: Path
     ifindex: int
     source: str
@@ -44,8 +42,6 @@ class PathBase(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Contents(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The file."""
-
     version: int
     scope: str  # boot and network namespace
     ports: tuple[_Port, ...]  # source ports of probes, by flow: a hash on the way may lead others along another way

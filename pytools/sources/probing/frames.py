@@ -148,7 +148,6 @@ class Frame:
         self.address = (pinned.path.interface, _ETHERTYPE[pinned.family])  # where a packet socket sends it
 
     def around(self, payload: bytes) -> bytes:
-        """The frame with this UDP payload."""
         frame = bytearray(_headers(self._family, self._session, self._port, self._dscp, len(payload)) + payload)
         _NATIVE.pack_into(frame, self._checksum_at, _checksum(_checked_sum(self._family, frame)))
         return bytes(frame[self._begins_at :])

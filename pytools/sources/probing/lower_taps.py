@@ -22,8 +22,6 @@ _DESTINATION: Final = {4: slice(16, 20), 6: slice(24, 40)}
 
 
 class Left(NamedTuple):
-    """A probe as it left."""
-
     source_port: int
     destination: str
     lower: str

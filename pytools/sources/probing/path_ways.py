@@ -38,8 +38,6 @@ class Seen:
 
 
 class PathWays:
-    """One path with routers, and its ways."""
-
     def __init__(self, pinned: PinnedPath) -> None:
         self.pinned, self.address = pinned, str(ipaddress.ip_address(pinned.path.address))
         self.routers = 0  # when it was searched

@@ -38,8 +38,6 @@ _MOST_AT_ONCE: Final = 1024  # replies; a flood waits in the socket, or is lost 
 
 
 class Reply(NamedTuple):
-    """A probe that came back."""
-
     seq: int
     size: int
     longest: int  # request that the reflector answers, as an IP packet; 0: it does not say

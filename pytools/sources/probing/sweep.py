@@ -36,8 +36,6 @@ _BUFFER_BYTES: Final = 4096
 
 
 class Fate(NamedTuple):
-    """What became of a probe of a sweep."""
-
     path: int
     port: int  # by number
     sent_ns: int

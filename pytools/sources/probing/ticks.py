@@ -97,7 +97,6 @@ def halves(sessions: Sequence[Session], interval_ns: int) -> list[Sequence[Sessi
 
 
 def one_each(sessions: Sequence[Session], part: int = SINGLE) -> Salvo:
-    """One probe for each session."""
     return (([(each, part) for each in sessions], 0),)
 
 

@@ -67,5 +67,4 @@ def open_socket(family: Family, port: int) -> socket.socket:
 
 
 def families(addresses: Iterable[str]) -> list[Family]:
-    """Of which families these are."""
     return sorted({6 if ":" in address else 4 for address in addresses})

@@ -23,8 +23,6 @@ _MOST: Final = 8  # in a record
 
 @dataclass(frozen=True)
 class _Gid:
-    """One GID of a port in use."""
-
     port: Port
     index: int
     text: str  # address and type

@@ -226,7 +226,6 @@ class Uprobes(Way):
         return [self.table] if self.table is not None and self._probes else []
 
     def sight(self) -> Sight:
-        """What is seen, and what is not."""
         seen = dict(self._processes)
         if self.table is not None:
             records = self.table.records

@@ -77,7 +77,6 @@ class NotReady:
         return self._devices[device].grew if device in self._devices else 0
 
     def within(self, device: str, ns: int, now_ns: int) -> bool:
-        """Whether they grew within that time."""
         known = self._devices.get(device)
         return known is not None and known.grew_ns is not None and now_ns - known.grew_ns <= ns
 

@@ -24,8 +24,6 @@ _NONE: Final = -1
 
 @dataclass(slots=True)
 class QueuePair:
-    """One queue pair."""
-
     table: Table
     slot: int
     created_ns: int
@@ -136,7 +134,6 @@ class Register:
         return bool(self._free) and shared
 
     def slots(self, table: Table) -> Slots:
-        """Slots of a table that have a row."""
         places = self._places.get(id(table))
         return np.zeros(0, np.intp) if places is None else np.flatnonzero(places >= 0)
 
@@ -147,12 +144,10 @@ class Register:
         self._given_up = {key: value for key, value in self._given_up.items() if key[0] != gone}
 
     def rows_of(self, gone: int) -> list[int]:
-        """The rows of a table, by its id."""
         places = self._places.get(gone)
         return [] if places is None else places[places >= 0].tolist()
 
     def processes(self, rows: Rows) -> NDArray[np.uint64]:
-        """The process of each of these rows."""
         numbers: NDArray[np.uint64] = self._identity[2, rows]
         return numbers
 

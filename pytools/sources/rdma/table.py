@@ -87,8 +87,6 @@ QP_TYPES: Final = {2: "rc", 3: "uc", 4: "ud", 8: "raw_packet", 9: "xrc_send", 10
 
 
 class Table(Protocol):
-    """One mapped table."""
-
     @property
     def seen_by(self) -> SeenBy:
         """How its rows come about."""
@@ -113,8 +111,6 @@ class Way(Source, Protocol):
 
 @dataclass(frozen=True)
 class Sight:
-    """What one way in sees."""
-
     reason: str = ""  # why it sees nothing at all; empty when it works
     providers: tuple[str, ...] = ()  # libraries with probes attached
     seen: tuple[tuple[int, str], ...] = ()  # process id -> "uprobe", "tap", or why it is not seen

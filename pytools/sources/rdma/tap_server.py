@@ -47,8 +47,6 @@ _LEFT_NS: Final = 10_000_000_000  # for the source to tell the last of a table; 
 
 
 class TapTable:
-    """One table of one process."""
-
     seen_by: Literal["tap"] = "tap"
 
     def __init__(self, array: mapped.MappedArray, pid: int, uid: int) -> None:
@@ -153,7 +151,6 @@ class TapServer(Way):
         return [table for process in self._processes.values() for table in process.tables] + self._left
 
     def sight(self) -> Sight:
-        """Which processes are tapped."""
         return Sight(seen=tuple((pid, "tap") for pid, process in self._processes.items() if process.tables))
 
     def drops(self) -> dict[str, int]:
@@ -308,7 +305,6 @@ class TapServer(Way):
             self._end(conversation)
 
     def _table(self, pid: int, uid: int, words: bytes) -> tuple[int, TapTable | None]:
-        """Why there is no table, or the table."""
         expected = (MAGIC, VERSION, self._record.itemsize, self._rows)
         if len(words) != HELLO.size or HELLO.unpack(words)[:4] != expected:
             return NOT_UNDERSTOOD, None

@@ -38,7 +38,6 @@ class Budget:
         self._looked_ns = 0
 
     def due(self, now_ns: int) -> bool:
-        """Whether it is time to look."""
         return now_ns - self._looked_ns >= _EVERY_NS
 
     def begin(self, table: Table, slot: int, row: int, completed: int) -> None:

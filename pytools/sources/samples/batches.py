@@ -53,7 +53,6 @@ class Batch(NamedTuple):
 
 
 def encode(batch: Batch) -> bytes:
-    """A batch as bytes."""
     head = _HEADER.pack(_BATCH_MAGIC, VERSION, batch.tcp_rate, batch.udp_rate, len(batch.flows), len(batch.samples))
     return head + batch.flows.tobytes() + batch.samples.tobytes()
 

@@ -65,7 +65,6 @@ class Rates:
         self._past: deque[tuple[int, int, int]] = deque([(0, OFF, OFF)])
 
     def note(self, now_ns: int, tcp: int, udp: int) -> None:
-        """From now on these are."""
         if self._past[-1][1:] != (tcp, udp):
             self._past.append((now_ns, tcp, udp))
         while len(self._past) > 1 and self._past[1][0] <= now_ns - _REMEMBERED_NS:
@@ -105,11 +104,9 @@ class Flows:
         return len(self._rows)
 
     def row(self, number: int) -> np.void:
-        """Which flow it is."""
         return self._rows[number]
 
     def keep(self, numbers: set[int]) -> None:
-        """Forget all others."""
         self._rows = {number: row for number, row in self._rows.items() if number in numbers}
         self._numbers = {name: number for name, number in self._numbers.items() if number in numbers}
 

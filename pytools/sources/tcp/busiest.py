@@ -61,7 +61,6 @@ class Busiest:
         self._due_ns = now_ns + self._interval_ns if len(self._keys) else _NEVER_NS
 
     def forget(self) -> None:
-        """Nobody listens."""
         self._keys, self._picked, self._due_ns = self._keys[:0], None, _NEVER_NS
 
     def due_ns(self) -> int:

@@ -56,7 +56,6 @@ class Table:
 
     @property
     def walking(self) -> bool:
-        """Whether a walk is under way."""
         return self._walk is not None
 
     def walk(self, take: Take) -> None:

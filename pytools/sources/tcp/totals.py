@@ -40,7 +40,6 @@ class Columns:
         return packed.view(np.int64).reshape(*values.shape, self.width)
 
     def of(self, row: Counts, name: str) -> int:
-        """One count of a row."""
         return int(row[self._at[name]])
 
     def retransmitted(self, row: Counts) -> Retransmissions:

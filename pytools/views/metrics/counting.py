@@ -196,8 +196,6 @@ def _samples(row: Row, signal: ProbeSamples, _epoch: int) -> None:
 
 
 class Ways(NamedTuple):
-    """The ways of a path."""
-
     at_ns: int  # of the newest record
     by_number: Mapping[int, PathWay]
 
@@ -347,15 +345,12 @@ def path_row(labels: Key, left_out: Counter[str]) -> Row:
 
 
 def link_row(labels: Key, left_out: Counter[str]) -> Row:
-    """An interface."""
     return Row(labels, left_out, [("swerve_link_events_total", each) for each in EVENTS])
 
 
 def group_row(labels: Key, left_out: Counter[str]) -> Row:
-    """A nexthop group."""
     return Row(labels, left_out, limit=MEMBERS)
 
 
 def host_row(left_out: Counter[str]) -> Row:
-    """The host."""
     return Row((), left_out, [*(("swerve_acts_total", *each) for each in _ACTS), *_OF_PAIR], [TIME_TO_ACT])

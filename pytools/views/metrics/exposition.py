@@ -38,7 +38,6 @@ class Exposition:
             self.add(name, (*labels, each), float(each == value))
 
     def counted(self, row: Row) -> None:
-        """What was counted of one subject."""
         for (name, *own), total in row.totals.items():
             self.add(name, (*row.labels, *own), total.value / 1e9 if name.endswith("_seconds_total") else total.value)
         for (name, *own), histogram in row.histograms.items():

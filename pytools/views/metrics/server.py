@@ -107,7 +107,6 @@ class MetricsServer(socketserver.ThreadingMixIn, WSGIServer):
 
     @property
     def url(self) -> str:
-        """Where metrics are served."""
         return f"http://{_text(self.server_address[:2])}/metrics"
 
     def close(self) -> None:

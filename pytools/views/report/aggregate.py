@@ -163,8 +163,6 @@ class PathHistory:
 
 
 class GroupHistory:
-    """The weights of one nexthop group."""
-
     def __init__(self) -> None:
         self.members: Mapping[str, Line] = {}  # by what a person calls a member
         self.acts: tuple[int, ...] = ()
@@ -215,8 +213,6 @@ class ClockHistory:
 
 
 class QueuePairHistory:
-    """One RDMA queue pair."""
-
     def __init__(self) -> None:
         self.bandwidth, self.verdicts = Line(), Bands()
         self._series, self._runs = Series(), Runs(SILENCE_NS)
@@ -232,8 +228,6 @@ class QueuePairHistory:
 
 
 class JobHistory:
-    """One distributed job on one host."""
-
     def __init__(self) -> None:
         self.worst: JobCause | None = None  # the cause that explained most of a step
         self.worst_unix_ns = 0

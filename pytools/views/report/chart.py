@@ -33,8 +33,6 @@ _LEVELS: Final = {  # how high the band of a state is, of 20: trouble stands out
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """One line with its name."""
-
     name: str
     line: Line
     stepped: bool = False  # holds until the next value

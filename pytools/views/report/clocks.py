@@ -20,7 +20,6 @@ _CHARTS: Final = 16  # of so many clocks each at most `STYLES`
 
 
 def drawn(report: Report, span: Span) -> Markup:
-    """The section."""
     others = sorted((each for each in report.clocks if each.last.of != each.last.reference), key=_by_reference(report))
     if not others:
         nothing = "No other clock was compared within this time (a clock has no error against itself)."

@@ -16,7 +16,6 @@ _ACKNOWLEDGED: Final = {"applied": "made", "dry_run": "not made: a dry run", "fa
 
 
 def delay(measured: Measured | None) -> str:
-    """A delay with its error."""
     return UNKNOWN if measured is None else with_bound(measured.value, measured.bound, duration)
 
 
@@ -26,14 +25,12 @@ def with_bound(value: float, bound: float | None, said: Callable[[float], str]) 
 
 
 def share(value: float | None) -> str:
-    """A share of one as per cent."""
     if value is None:
         return UNKNOWN
     return "0 %" if value == 0 else f"{100 * value:.2f} %" if value < 0.1 else f"{100 * value:.1f} %"
 
 
 def way(path: Path) -> str:
-    """A path."""
     return f"{path.source} → {path.destination} dev {path.interface}" + (f" via {path.gateway}" if path.gateway else "")
 
 
@@ -44,7 +41,6 @@ def moved(act: Act) -> str:
 
 
 def outcome(act: Act) -> str:
-    """What became of it."""
     return _ACKNOWLEDGED.get(act.outcome, act.outcome)
 
 
@@ -64,7 +60,6 @@ def explained(numbered: NumberedAct, span: Span) -> str:
 
 
 def state(span: Span, word: str, began_ns: int, ended_ns: int, note: str) -> str:
-    """A state that lasted."""
     return f"{word}, {span.clock(began_ns, 1)} to {span.clock(ended_ns, 1)} UTC ({duration(ended_ns - began_ns)})" + (
         f": {note}" if note else ""
     )

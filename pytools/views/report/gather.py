@@ -47,7 +47,6 @@ _ROUTES: Final = re.compile(r"overlay:[^:]*:(?P<prefix>.+)")
 
 
 def acts_of_group(acts: Iterable[NumberedAct], group: NexthopGroup) -> tuple[int, ...]:
-    """Numbers of the acts on what a group carries."""
     return tuple(
         each.number
         for each in acts

@@ -22,7 +22,6 @@ _CHANGES: Final = 300
 
 
 def anchors(report: Report) -> dict[tuple[str, Path], str]:
-    """Where each path is drawn."""
     return {history.key: f"path-{number}" for number, history in enumerate(report.paths[:DRAWN], start=1)}
 
 
@@ -32,7 +31,6 @@ def marks(report: Report, span: Span) -> dict[int, Mark]:
 
 
 def drawn(report: Report, span: Span) -> Markup:
-    """The section."""
     places, made = anchors(report), marks(report, span)
     if not report.paths:
         return tables.section("paths", "Paths", tables.paragraphs("No path was measured within this time."))
@@ -134,7 +132,6 @@ def _resolution(history: PathHistory) -> str:
 
 
 def states(report: Report, span: Span) -> Markup:
-    """What steering thought of the paths."""
     told = [history for history in report.paths if history.states.runs]
     if not told:
         return tables.section("states", "States of paths", tables.paragraphs("No controller told any state."))

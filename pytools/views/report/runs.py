@@ -13,8 +13,6 @@ RUNS: Final = 300
 
 
 class Run(NamedTuple):
-    """One state for a while."""
-
     word: str
     began_ns: int
     ended_ns: int
@@ -29,7 +27,6 @@ class Bands:
     forgotten: int = 0  # older ones that found no room
 
     def lasted_ns(self) -> dict[str, int]:
-        """How long each state lasted in all."""
         found: dict[str, int] = {}
         for run in self.runs:
             found[run.word] = found.get(run.word, 0) + run.ended_ns - run.began_ns

@@ -22,8 +22,6 @@ _LEAST: Final = 1e-9  # what is no larger is nothing
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """What is shown across."""
-
     since_ns: int
     until_ns: int
 
@@ -60,8 +58,6 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """What is shown upwards."""
-
     height: float
     low: float
     high: float
@@ -91,7 +87,6 @@ def logarithmic(values: Iterable[float], height: float) -> Scale:
 
 
 def linear(values: Iterable[float], height: float, whole: bool = False) -> Scale:
-    """From zero upwards."""
     most = max((value for value in values if _LEAST < value < math.inf), default=1.0)
     step = _round_step(most / 4)
     step = max(1.0, step) if whole else step
@@ -110,6 +105,5 @@ def moment(unix_ns: int) -> datetime:
 
 
 def slots(span: Span, count: int) -> list[tuple[int, int]]:
-    """The span in equal parts."""
     edges = [span.since_ns + span.length_ns * number // count for number in range(count + 1)]
     return list(itertools.pairwise(edges))

@@ -30,8 +30,6 @@ class Point(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """A value and its error."""
-
     value: float
     bound: float | None = None
 
@@ -150,7 +148,6 @@ class Bars:
 
     @property
     def totals(self) -> dict[str, int]:
-        """All together, by kind."""
         return _summed(counts for _, counts in self.slots)
 
 
@@ -169,7 +166,6 @@ class Sums(_Slots[Mapping[str, int]]):
         return _summed((one, other))
 
     def bars(self, limit: int = SLOTS) -> Bars:
-        """What is to be drawn."""
         self.narrow(limit)
         return Bars(
             tuple((number * self.width_ns, counts) for number, counts in sorted(self.slots.items())), self.width_ns

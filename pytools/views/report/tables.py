@@ -84,7 +84,6 @@ def _range(points: Sequence[Point], said: Callable[[float], str]) -> str:
 
 
 def bars_table(span: Span, counts: Bars, kinds: Sequence[str]) -> Markup:
-    """Counts by stretches of time."""
     parts = slots(span, ROWS)
     sums = [dict.fromkeys(kinds, 0) for _ in parts]
     for began_ns, slot in counts.slots:
@@ -104,7 +103,6 @@ def figure(caption: str, *content: str) -> Markup:
 
 
 def section(anchor: str, title: str, *content: str) -> Markup:
-    """One part of the page."""
     return element("section", element("h2", title, id=anchor, tabindex=-1), *content, aria_labelledby=anchor)
 
 

@@ -73,7 +73,6 @@ def _host(host: str, histories: Sequence[PathHistory], span: Span) -> Markup:
 
 
 def together(several: Sequence[Bars]) -> Bars:
-    """The bars of several, added up."""
     sums = Sums()
     widest_ns = max((each.slot_ns for each in several if each.slots), default=1)
     for each in several:

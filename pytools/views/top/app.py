@@ -94,7 +94,6 @@ class Top(App[int]):
         yield Canvas(self._given.color, self.show)
 
     def on_mount(self) -> None:
-        """Begin."""
         self._source.want(feed.types_of(self.look.panel))
         if not self._given.timed:
             return
@@ -132,7 +131,6 @@ class Top(App[int]):
             self.tick()
 
     def tick(self) -> None:
-        """One frame."""
         self.show()
         self.frames += 1
         if self.frames == self._given.count:
@@ -207,11 +205,9 @@ class Top(App[int]):
     # ---- keys ----
 
     def action_leave(self) -> None:
-        """Quit."""
         self._end(0)
 
     def action_interrupt(self) -> None:
-        """Quit as if interrupted."""
         self._end(130)
 
     def action_help(self) -> None:
@@ -219,7 +215,6 @@ class Top(App[int]):
         self._looks(page="list" if self.look.page == "help" else "help", scroll=0)
 
     def action_panel(self, name: Panel) -> None:
-        """Another list."""
         if name == "links" and self.look.panel == "links" and self.look.page == "list":
             name = "rdma"
         self._source.want(feed.types_of(name))
@@ -264,7 +259,6 @@ class Top(App[int]):
             self._looks(asked=keys.Asked())
 
     def action_sort(self, step: int) -> None:
-        """By the next column."""
         if self.frame is not None and self.look.page == "list":
             self._looks(sort=self.look.other_sort(self.frame.sortable, step), reverse=False)
 
@@ -273,7 +267,6 @@ class Top(App[int]):
         self._looks(reverse=not self.look.reverse)
 
     def action_horizon(self) -> None:
-        """The next horizon."""
         self._looks(horizon_s=self.look.next_horizon())
 
     def action_freeze(self) -> None:
@@ -282,7 +275,6 @@ class Top(App[int]):
         self.show()
 
     def action_interval(self, step: int) -> None:
-        """A longer or shorter interval."""
         self._due_s = time.monotonic() + self.look.other_interval(step)
         self._looks(every_s=self.look.other_interval(step))
 
@@ -340,7 +332,6 @@ class Top(App[int]):
         return self._prompt is None or action == "interrupt"
 
     def on_key(self, event: events.Key) -> None:
-        """What is typed."""
         prompt = self._prompt
         if prompt is None:
             return

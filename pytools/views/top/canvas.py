@@ -34,7 +34,6 @@ class Canvas(Widget):
         self._resized()
 
     def show(self, lines: list[Text]) -> None:
-        """Show these lines."""
         before, self._shown = self._shown, lines
         if len(before) != len(lines):
             self.refresh()
@@ -44,7 +43,6 @@ class Canvas(Widget):
                 self.refresh(Region(0, y, self.size.width, 1))
 
     def render_line(self, y: int) -> Strip:
-        """One line, as wide as the screen."""
         width = self.size.width
         if y >= len(self._shown):
             return Strip.blank(width)
@@ -69,7 +67,6 @@ class Prompt:
     typed: str = ""
 
     def after(self, key: str, text: str | None) -> Prompt:
-        """As it is after a key, or some text."""
         typed = {"backspace": self.typed[:-1], "ctrl+u": ""}.get(key, self.typed + (text or ""))
         return replace(self, typed=typed)
 

@@ -32,7 +32,6 @@ _LABEL: Final = 14
 
 
 def lines(row: Any, known: Known, look: Look, around: Around, width: int, glyphs: Glyphs) -> list[Text]:
-    """Everything about a row."""
     if isinstance(row, PathRow):
         return list(_path(row, known, look, around, width, glyphs))
     if isinstance(row, Event):
@@ -69,7 +68,6 @@ def _value(name: str, value: Any) -> str:
 
 
 def wrapped(text: str, width: int, indent: str = "", style: str | Style = "") -> list[Text]:
-    """Text in lines that fit."""
     return [
         Text(part, style=style) for part in textwrap.wrap(text, width, initial_indent=indent, subsequent_indent=indent)
     ]

@@ -39,7 +39,6 @@ _AGENT: Final = (
 
 
 def types_of(panel: str) -> frozenset[str]:
-    """What a panel asks the agent for."""
     return _ALWAYS | _OF_PANEL.get(panel, frozenset())
 
 

@@ -22,8 +22,6 @@ _GAP: Final = 1
 
 @dataclass(frozen=True)
 class Field(Generic[Row]):
-    """One column."""
-
     heading: str
     width: int
     show: Callable[[Row], Cell]

@@ -27,7 +27,6 @@ class Glyphs:
     plain: dict[int, str] | None = None  # what other characters become
 
     def text(self, text: str) -> str:
-        """A text as it can be shown."""
         if self.plain is None or text.isascii():
             return text
         return text.translate(self.plain).encode("ascii", "replace").decode()

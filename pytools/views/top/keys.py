@@ -22,8 +22,6 @@ INTERVALS_S: Final = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 
 
 class Key(NamedTuple):
-    """Keys that do one thing."""
-
     keys: str  # as textual names them, with commas between
     action: str
     shown: str
@@ -119,8 +117,6 @@ def _number(name: str, text: str) -> int:
 
 @dataclass(frozen=True)
 class Look:
-    """What a person looks at."""
-
     panel: Panel = "paths"
     page: Page = "list"
     horizon_s: int = HORIZONS_S[1]
@@ -134,7 +130,6 @@ class Look:
     asked: Asked = Asked()
 
     def next_horizon(self) -> int:
-        """The one after this."""
         return HORIZONS_S[(HORIZONS_S.index(self.horizon_s) + 1) % len(HORIZONS_S)]
 
     def other_interval(self, step: int) -> float:

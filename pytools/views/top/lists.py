@@ -126,7 +126,6 @@ def links(known: Known, now_ns: int) -> Rows[Link]:
 
 
 def queue_pairs(known: Known, now_ns: int) -> Rows[RdmaQueuePair]:
-    """RDMA queue pairs."""
     of, model = _of(rdma_tables.queue_pairs(now_ns)), known.model
     fields: tuple[Field[RdmaQueuePair], ...] = (
         Field(

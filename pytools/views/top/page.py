@@ -44,7 +44,6 @@ class Frame:
 
 
 def rows_of(known: Known, look: Look, around: Around, glyphs: Glyphs) -> Rows[Any]:
-    """The rows of the panel."""
     if look.panel == "paths":
         return paths.rows(known, around.now_ns, look.horizon_s, glyphs)
     return lists.PANELS[look.panel](known, around.now_ns)
@@ -200,7 +199,6 @@ def _notes(row: Any, known: Known, look: Look, around: Around, width: int) -> li
 
 
 def _two_lines(text: Text, width: int) -> list[Text]:
-    """A text on two lines at most."""
     if text.cell_len <= width:
         return [text]
     place = text.plain.rfind(" ", 0, width + 1)

@@ -83,7 +83,6 @@ class PathRow:
 
 
 def rows(known: Known, now_ns: int, horizon_s: int, glyphs: Glyphs) -> Rows[PathRow]:
-    """All paths."""
     model, since = known.model, since_ns(now_ns, horizon_s)
     paths = sorted({*known.rings, *model.of(PathDelay), *model.of(PathState)})
     short = [tables.way(path, short=True) for path in paths]
@@ -179,8 +178,6 @@ def _app(row: PathRow) -> str:
 
 
 def fields(glyphs: Glyphs) -> tuple[Field[PathRow], ...]:
-    """The columns."""
-
     def one_way(text: str, row: PathRow) -> Cell:
         return Text(text, style="yellow") if row.figures.clock == "holdover" else text
 

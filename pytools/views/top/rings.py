@@ -28,16 +28,12 @@ _QUEUEING: Final = FOLLOWED.index(Figure(QUEUEING, "p99"))
 
 
 class Way(NamedTuple):
-    """One direction of one window."""
-
     figures: tuple[float | None, ...]  # of `FOLLOWED`
     bounds: tuple[int | None, ...]  # of `OF_DIRECTIONS`
     queued: Histogram | None
 
 
 class Window(NamedTuple):
-    """One window of a path."""
-
     at_ns: int
     window_ns: int
     clock: ClockState
@@ -69,8 +65,6 @@ def _way(delay: PathDelay, way: Delay) -> Way:
 
 
 class Ring:
-    """What is remembered of one path."""
-
     __slots__ = ("marks", "tcp", "windows")
 
     def __init__(self) -> None:
@@ -99,7 +93,6 @@ class Ring:
         self.windows.append(Window(delay.at_ns, delay.window_ns, delay.clock, *ways, *counts, queueing_ns))
 
     def add_tcp(self, row: TcpPath) -> None:
-        """Take a window of TCP."""
         if self.tcp and row.at_ns <= self.tcp[-1].at_ns:
             return
         _forget(self.tcp, row.at_ns)
@@ -131,8 +124,6 @@ def _forget(rows: deque[Window] | deque[TcpWindow], now_ns: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Direction:
-    """One direction over a horizon."""
-
     figures: Mapping[Figure, float | None] = field(default_factory=dict)
     bounds: Mapping[Measure, int | None] = field(default_factory=dict)  # the largest of the windows'
 

@@ -98,7 +98,6 @@ class Known:
         self.take_signals(signals)
 
     def take_signals(self, signals: Iterable[AnySignal]) -> None:
-        """Take signals, in their order."""
         signals = list(signals)
         for signal in signals:
             match signal:
@@ -239,7 +238,6 @@ class Known:
 
 
 def since_ns(now_ns: int, horizon_s: int) -> int:
-    """Where a horizon begins."""
     return now_ns - horizon_s * SECOND_NS
 
 
@@ -248,12 +246,10 @@ def _counted(flow: TcpFlow) -> Counted:
 
 
 def place_of(path: Path) -> str:
-    """A path as reasons name it."""
     return f"{path.source}>{path.destination} dev {path.interface}"
 
 
 def said(reason: str, under: str) -> str:
-    """A reason, and the rule behind it."""
     return reason + (f" [under {under}]" if under else "")
 
 

@@ -234,7 +234,6 @@ class Ring:
         return bool(header["closed"]) or abs(now_ns - int(header["alive_ns"])) > STALE_NS
 
     def remove(self) -> None:
-        """Remove its file."""
         with contextlib.suppress(OSError):
             os.unlink(self.path.name, dir_fd=self._directory)
 

@@ -146,7 +146,6 @@ def _of_straggler(late: Straggler) -> dict[str, Any]:
 
 
 def in_words(report: dict[str, Any]) -> str:
-    """A report in one line for people."""
     ranks, late = report["by_rank"], report["straggler"]
     kernels = ", ".join(f"{each['rank']}: {duration(each['kernel_p50_ns'])}" for each in ranks)
     total = f"{max(each['operations'] for each in ranks)} operations, {size(max(each['bytes'] for each in ranks))}"

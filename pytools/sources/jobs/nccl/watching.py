@@ -116,7 +116,6 @@ class Watcher:
 
     @property
     def rings(self) -> list[Ring]:
-        """Those that are read."""
         return [process.ring for process in self._processes.values()]
 
     @property
