@@ -198,8 +198,6 @@ def unsafe(path: Path, opened: os.stat_result, trusted: Sequence[int] = ()) -> s
 
     Parameters
     ----------
-    path : Path
-        The file.
     opened : os.stat_result
         What it is: of the descriptor where there is one, so that nobody can change it in between.
     trusted : sequence of int

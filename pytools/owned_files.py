@@ -84,8 +84,6 @@ def replace(path: Path, data: bytes, *, durable: bool = False) -> None:
 
     Parameters
     ----------
-    path : Path
-        The file.
     data : bytes
         What it shall hold.
     durable : bool
@@ -128,8 +126,6 @@ class ReplacedFile:
 
     Parameters
     ----------
-    path : Path
-        The file.
     report : callable
         Takes the error.
     makes_directory : bool

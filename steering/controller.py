@@ -83,10 +83,6 @@ class Controller:
 
     Parameters
     ----------
-    policy : Policy
-        The policy.
-    options : Options
-        How to run.
     say : callable
         Takes a line for the log.
     report : callable

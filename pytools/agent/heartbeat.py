@@ -47,8 +47,6 @@ class Heartbeat(Source):
 
     Parameters
     ----------
-    standing : callable
-        How the agent stands.
     drops : callable
         Everything lost so far, by name.
     began_ns : int

@@ -100,8 +100,6 @@ def write(out: Path, name: str | None, config: Path | None, report: msgspec.Stru
     ----------
     out : Path
         Must not exist; is readable by its owner alone.
-    name : str, optional
-        The instance.
     config : Path, optional
         The agent's configuration, if it is not where it belongs.
     report : Struct

@@ -115,8 +115,6 @@ def learn(state: Sizes, sent: Sequence[Shot], passed: Sequence[bool], understood
 
     Parameters
     ----------
-    sent : sequence of Shot
-        What `shots` said.
     passed : sequence of bool
         Which of them came back.
     understood : bool

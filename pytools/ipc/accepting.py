@@ -24,8 +24,6 @@ class Accepting:
 
     Parameters
     ----------
-    sock : socket
-        The listening socket.
     admit : callable
         Takes each connection, non-blocking, which is then its own.
     at_once : int

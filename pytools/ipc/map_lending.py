@@ -27,8 +27,6 @@ class Lender:
 
     Parameters
     ----------
-    path : Path
-        The socket.
     maps : mapping of str to int
         Descriptors by name; stay the caller's.
 

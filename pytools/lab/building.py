@@ -70,8 +70,6 @@ def build(spec: Spec, given: Sequence[clocks.VirtualClock] | None = None, key_fi
 
     Parameters
     ----------
-    spec : Spec
-        What to make.
     given : sequence of VirtualClock, optional
         A clock for each host; they share the machine's unless given.
     key_file : Path, optional

@@ -170,8 +170,6 @@ class Lab:
 
         Parameters
         ----------
-        rail : int
-            Which rail.
         rate : str, optional
             The new rate; as the lab was made unless given.
         queue_bytes : int, optional
@@ -190,8 +188,6 @@ class Lab:
 
         Parameters
         ----------
-        rail : int
-            Which rail.
         rate : str
             How much is sent towards each host, like 90mbit.
         toward : int, optional
@@ -218,8 +214,6 @@ class Lab:
 
         Parameters
         ----------
-        rail : int
-            Which rail.
         share : float
             Of each port's rate, on average: 0.4 is 40 %. `sent_bytes` tells what came of it.
         seed : int
@@ -237,8 +231,6 @@ class Lab:
 
         Parameters
         ----------
-        rail : int
-            Which rail.
         direction : (int, int), optional
             Only packets from this host to that one; all forwarded packets unless given.
         inner : int, optional
@@ -253,8 +245,6 @@ class Lab:
 
         Parameters
         ----------
-        rail : int
-            Which rail.
         source, destination : int
             From which host to which.
         extra_us : float
@@ -271,8 +261,6 @@ class Lab:
 
         Parameters
         ----------
-        rail : int
-            Which rail.
         every : int
             1 marks them all. Each CPU counts for itself; a buffer that is to become several packets is marked whole.
         toward : int, optional
@@ -285,8 +273,6 @@ class Lab:
 
         Parameters
         ----------
-        rail : int
-            Which rail.
         mtu_bytes : int
             The longest packet that passes.
         silent : bool
@@ -301,8 +287,6 @@ class Lab:
 
         Parameters
         ----------
-        rail : int
-            Which rail.
         share : float
             Of all packets that its ports send, each independently: 0.2 is 20 %. Both ways of a round trip lose.
         toward : int, optional
@@ -315,8 +299,6 @@ class Lab:
 
         Parameters
         ----------
-        rail : int
-            Which rail.
         host : int, optional
             Only the cable to this host.
         carrier : bool
@@ -349,8 +331,6 @@ class Lab:
 
         Parameters
         ----------
-        rail : int, optional
-            Which rail.
         routes : bool
             Give hosts their nexthops, groups and routes back as well, as `up` had made them: the kernel drops what
             loses its carrier, and nobody puts it back but a routing daemon or this.

@@ -37,8 +37,6 @@ def build(netlink: Netlink, rail: Rail, hosts: tuple[Host, ...], spec: Spec) -> 
         Of the rail's namespace.
     rail : Rail
         Its ports are there already.
-    hosts : tuple of Host
-        All of the lab.
     spec : Spec
         The ways' ports are shaped as the rail's.
     """

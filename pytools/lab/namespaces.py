@@ -67,8 +67,6 @@ def set_sysctls(name: str, values: Mapping[str, int]) -> None:
 
     Parameters
     ----------
-    name : str
-        The namespace.
     values : mapping
         Value by path below /proc/sys/net.
     """

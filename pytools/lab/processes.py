@@ -93,8 +93,6 @@ def marked(lab: str, load: int | None = None) -> dict[int, str]:
 
     Parameters
     ----------
-    lab : str
-        Its name.
     load : int, optional
         Only those that load this rail.
     """

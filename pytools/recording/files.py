@@ -27,8 +27,6 @@ def opened(place: Path, told: Read, since_ns: int = 0, until_ns: int = FOR_EVER)
 
     Parameters
     ----------
-    place : Path
-        Which.
     told : Read
         Is filled in on the way.
     since_ns, until_ns : int

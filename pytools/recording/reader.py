@@ -72,8 +72,6 @@ def lines(directory: Path, since_ns: int = 0, until_ns: int = FOR_EVER, told: Re
 
     Parameters
     ----------
-    directory : Path
-        The recording.
     since_ns, until_ns : int
         The first instant, and the one after the last.
     told : Read, optional

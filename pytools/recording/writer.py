@@ -30,8 +30,6 @@ class TrackWriter:
     ----------
     directory : Path
         Of the recording; exists.
-    track : str
-        Which one.
     limit_bytes : int
         For all its segments together; only one that is being written alone exceeds it, by what one `write` adds.
     age_ns : int

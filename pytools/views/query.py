@@ -33,10 +33,6 @@ def asked_for(kind: str, sort: str | None, given: Mapping[str, Sequence[Any]]) -
 
     Parameters
     ----------
-    kind : str
-        The view.
-    sort : str, optional
-        The column.
     given : mapping
         Name of a filter -> its values, as typed.
 

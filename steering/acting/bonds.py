@@ -39,8 +39,6 @@ class BondActing:
         Has the evidence.
     netlink : Netlink
         In the namespace that is steered; stays the caller's.
-    file : Path
-        What is remembered.
     output : Output
         Takes lines for the log, and acts.
     """

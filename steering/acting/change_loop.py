@@ -23,8 +23,6 @@ class ChangeLoop:
         Says what is wanted of a target, and learns what was refused.
     acting : Acting
         Makes a change, or says what would be done.
-    apply : bool
-        Whether changes are made.
     poll : callable
         Receives the signals that wait; they arrive at `heard`.
     refusal : callable

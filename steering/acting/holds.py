@@ -31,8 +31,6 @@ class HoldActing:
 
     Parameters
     ----------
-    policy : Policy
-        The policy.
     apply : bool
         Else nothing is changed.
     engine : Engine

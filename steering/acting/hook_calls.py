@@ -161,8 +161,6 @@ class HookCalls:
 
     Parameters
     ----------
-    file : Path
-        What is remembered.
     scope : str
         This boot and network namespace.
     report : callable

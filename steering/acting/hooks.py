@@ -35,8 +35,6 @@ class HookActing:
         Else nothing is sent.
     engine : Engine
         Knows the paths.
-    file : Path
-        What is remembered.
     output : Output
         Takes lines for the log, and acts.
     """

@@ -25,8 +25,6 @@ class Lock(Closing):
 
     Parameters
     ----------
-    path : Path
-        The lock file.
     wait_s : float
         How long to wait for a controller that is on its way out, or a guardian that is undoing.
     inherit : callable

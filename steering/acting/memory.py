@@ -146,8 +146,6 @@ class UsualFile:
     ----------
     folder : Path
         The instance's runtime directory.
-    usuals : Usuals
-        What is kept.
     say : callable
         Takes a line for the log.
     """

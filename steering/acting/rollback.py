@@ -28,14 +28,10 @@ def note(log: Journal, scope: str, by: str, because: str) -> list[Undone]:
 
     Parameters
     ----------
-    log : Journal
-        Where it is noted.
     scope : str
         This boot and namespace.
     by : str
         Who does it: controller, guardian or command.
-    because : str
-        Why.
 
     Raises
     ------

@@ -26,8 +26,6 @@ class RtoMinActing:
         Else nothing is changed.
     engine : Engine
         Knows whether there are routes of ours.
-    overlay : Overlay
-        Has them.
     output : Output
         Takes acts.
     """

@@ -40,8 +40,6 @@ class StandByActing:
 
     Parameters
     ----------
-    policy : Policy
-        The policy.
     engine : Engine
         What is known of the paths and the targets.
     output : Output

@@ -28,13 +28,7 @@ _GONE: Final = frozenset({errno.ENOENT, errno.ESRCH})
 
 
 class Numbers:
-    """Table numbers and ids of ours: the same for the same thing as long as this lives.
-
-    Parameters
-    ----------
-    first_table : int
-        The first of our tables.
-    """
+    """Table numbers and ids of ours: the same for the same thing as long as this lives."""
 
     def __init__(self, first_table: int) -> None:
         self._first_table = first_table
@@ -115,10 +109,6 @@ class Mirror:
             What the kernel has.
         views : collection of View
             What has to be passed on.
-        targets : collection of Steered
-            All targets.
-        form : str
-            In which form.
         """
         failed: list[str] = []
         self.made.clear()

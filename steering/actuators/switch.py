@@ -93,8 +93,6 @@ class TableUsers:
     ----------
     netlink : Netlink
         A socket in that namespace; stays the caller's.
-    numbers : Numbers
-        Of our tables.
     """
 
     def __init__(self, netlink: Netlink, numbers: Numbers) -> None:

@@ -42,8 +42,6 @@ def restart_expected(unit: str, environment: Mapping[str, str]) -> bool:
 
     Parameters
     ----------
-    unit : str
-        Its name.
     environment : mapping of str to str
         What systemd says of the end: `SERVICE_RESULT`, `EXIT_CODE`, `EXIT_STATUS`.
     """

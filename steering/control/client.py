@@ -28,8 +28,6 @@ def ask(folder: Path, request: AnyRequest, timeout_s: float = _TIMEOUT_S, patien
     ----------
     folder : Path
         The instance's state directory.
-    request : Request
-        What is wanted.
     timeout_s : float
         How long to wait.
     patience_s : float

@@ -38,13 +38,7 @@ _REMEDIES: Final = (  # by a part of the reason
 
 
 class Managed:
-    """What the kernel was found to have of a policy's prefixes.
-
-    Parameters
-    ----------
-    policy : Policy
-        The policy.
-    """
+    """What the kernel was found to have of a policy's prefixes."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy

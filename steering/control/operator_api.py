@@ -51,8 +51,6 @@ class Desk:
 
     Parameters
     ----------
-    site : Site
-        The controller.
     deadline : Deadline | None
         Until when this run has to be confirmed.
 

@@ -69,13 +69,7 @@ _SHOWN: Final = 100  # in a reply
 
 
 class PinDesk:
-    """Pins by hand.
-
-    Parameters
-    ----------
-    site : Site
-        The controller.
-    """
+    """Pins by hand."""
 
     def __init__(self, site: Site) -> None:
         self._site = site

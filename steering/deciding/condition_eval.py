@@ -80,8 +80,6 @@ def measure(  # noqa: PLR0911
 
     Parameters
     ----------
-    leaf : Leaf
-        The threshold.
     facts : Facts
         What is known of the path.
     now : int

@@ -45,8 +45,6 @@ def decide(
 
     Parameters
     ----------
-    policy : Policy
-        The policy.
     paths : mapping of Path to PathHealth
         The state of every measured path, after `observe` and `advance`.
     groups : iterable of Group

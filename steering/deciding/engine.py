@@ -46,13 +46,7 @@ class Alert:
 
 
 class Engine:
-    """The state of all paths and groups under one policy.
-
-    Parameters
-    ----------
-    policy : Policy
-        The policy.
-    """
+    """The state of all paths and groups under one policy."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy

@@ -70,10 +70,6 @@ def reason(policy: Policy, path: PathHealth, now: int) -> str:
 
     Parameters
     ----------
-    policy : Policy
-        The policy that judges it.
-    path : PathHealth
-        The path.
     now : int
         CLOCK_MONOTONIC nanoseconds.
     """

@@ -34,8 +34,6 @@ def holds(
 
     Parameters
     ----------
-    policy : Policy
-        The policy.
     paths : mapping of Path to PathHealth
         As last observed.
     groups : iterable of Group

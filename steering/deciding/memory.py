@@ -77,8 +77,6 @@ def recalled(policy: Policy, memory: PathMemory, in_kernel: float, now: int) -> 
     ----------
     policy : Policy
         The policy, perhaps another one.
-    memory : PathMemory
-        What is remembered.
     in_kernel : float
         The share of its original weight that its member has.
     now : int

@@ -85,8 +85,6 @@ def judge(
 
     Parameters
     ----------
-    condition : Condition
-        The tree.
     facts : Facts
         What is known of the path.
     memory : Memory

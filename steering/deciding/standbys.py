@@ -32,8 +32,6 @@ def standbys(
 
     Parameters
     ----------
-    policy : Policy
-        The policy.
     paths : mapping of Path to PathHealth
         As last observed.
     groups : iterable of Group

@@ -45,8 +45,6 @@ class AgentListener(Generic[_Heard]):
 
     Parameters
     ----------
-    types : frozenset of str
-        Types of signals.
     heard : object
         What `_hear` adds to; the thread that listens may do so before this returns.
     """

@@ -54,8 +54,6 @@ class BondEngine:
 
     Parameters
     ----------
-    policy : Policy
-        The policy.
     wanted : Bonds
         Its part about bonds.
     known : Engine

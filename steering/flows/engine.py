@@ -45,8 +45,6 @@ class FlowEngine:
 
     Parameters
     ----------
-    policy : Policy
-        The policy.
     seed : str
         Of this host, for labels.
 

@@ -87,8 +87,6 @@ class LabelEngine:
         The policy's part about them.
     managed : tuple of str
         Prefixes that may be steered.
-    draw : callable
-        A flow label.
     learns : bool
         Whether what is asked for is sent; else acts are told without any connection.
 

@@ -38,13 +38,7 @@ class Holding:
 
 
 class Holdings:
-    """All of them.
-
-    Parameters
-    ----------
-    policy : Policy
-        The policy.
-    """
+    """All of them."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy

@@ -29,8 +29,6 @@ def guard(name: str | None, stopped: Callable[[float], int]) -> int:
 
     Parameters
     ----------
-    name : str, optional
-        Of the network namespace.
     stopped : callable
         Waits for at most so many seconds; the signal that came, or 0.
     """

@@ -132,12 +132,8 @@ class Locks(Closing):
 
     Parameters
     ----------
-    path : Path
-        The lock file.
     wait_s : float
         How long to wait for each.
-    namespace : bool
-        Whether that of the namespace is needed.
     scope : str
         This boot and network namespace.
 

@@ -34,8 +34,6 @@ def load(path: Path, *, guarded: bool = True) -> Policy:
 
     Parameters
     ----------
-    path : Path
-        The file.
     guarded : bool
         Refuse a file that somebody else could have written. Only for explaining is this not needed.
 

@@ -63,8 +63,6 @@ class Besides:
 
     Parameters
     ----------
-    policy : Policy
-        The policy.
     engine : Engine
         Has the evidence.
     """

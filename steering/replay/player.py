@@ -69,8 +69,6 @@ class Player:
 
     Parameters
     ----------
-    policy : Policy
-        The policy that decides.
     watch : callable, optional
         Takes each path that a record is about, and what is thought of it then.
     """

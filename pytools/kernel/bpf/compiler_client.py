@@ -101,8 +101,6 @@ class Compilation(Closing):
 
     Parameters
     ----------
-    programs : sequence of Program
-        What to compile and load.
     cache : str
         Whether what was compiled before is used.
     """

@@ -173,8 +173,6 @@ class Netlink(Closing):
 
         Parameters
         ----------
-        group_id : int
-            The group.
         members : sequence of Member
             All members it shall have; their packet counts are ignored.
         protocol : int, optional
@@ -264,8 +262,6 @@ class Netlink(Closing):
 
         Parameters
         ----------
-        address : str
-            The destination.
         mark : int
             The firewall mark of the packet.
         matched : bool

@@ -137,8 +137,6 @@ class Diagnostics(Closing):
             Index; matters only for sockets bound to one.
         cookie : int
             Of this very socket; 0: any.
-        info : bool
-            Whether its `info` is wanted.
         """
         family = socket.AF_INET6
         if local[:12] == remote[:12] == _MAPPED:  # finds the sockets of both families

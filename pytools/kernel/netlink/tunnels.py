@@ -70,8 +70,6 @@ def to_peer(netlink: Netlink, link: Link, hop: str, address: str) -> Tunnel | No
     ----------
     hop : str
         Where the packet goes next: the gateway, or its destination.
-    address : str
-        Its destination.
     """
     tunnel = link.tunnel
     if tunnel is None:

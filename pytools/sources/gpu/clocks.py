@@ -63,8 +63,6 @@ class GpuClocks:
     ----------
     publish : callable
         Gets a `GpuClock` per GPU and second.
-    command : sequence of str, optional
-        The child.
 
     Attributes
     ----------

@@ -92,13 +92,7 @@ class _Rank:
 
 
 class Cpu:
-    """The processors as the ranks of this host see them.
-
-    Parameters
-    ----------
-    proc : Path
-        Where the processes are.
-    """
+    """The processors as the ranks of this host see them."""
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
         self._proc = proc

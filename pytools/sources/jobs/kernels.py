@@ -62,8 +62,6 @@ class Looks:
     ----------
     window_ns : int
         How long a look lasts.
-    proc : Path
-        Where the processes are.
 
     Attributes
     ----------

@@ -64,8 +64,6 @@ class Processes:
     ----------
     netns : int
         The only network namespace whose processes count, by inode; 0: all.
-    proc : Path
-        Where the processes are.
     """
 
     def __init__(self, netns: int = 0, proc: Path = Path("/proc")) -> None:

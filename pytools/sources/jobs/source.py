@@ -40,13 +40,7 @@ Where = tuple[int, str]  # network namespace, and NCCL_RAS_ADDR
 
 
 class JobSource(Source):
-    """Looks for ranks, joins them with their traffic, and asks RAS.
-
-    Parameters
-    ----------
-    proc : Path, optional
-        Where the processes are.
-    """
+    """Looks for ranks, joins them with their traffic, and asks RAS."""
 
     def __init__(self, config: AgentConfig, bus: Bus, proc: Path = Path("/proc")) -> None:
         self._host, self._bus = config.host, bus

@@ -36,8 +36,6 @@ class Verdicts:
     ----------
     window_ns : int
         Length of a window.
-    proc : Path
-        Where the processes are.
     """
 
     def __init__(self, window_ns: int, proc: Path) -> None:

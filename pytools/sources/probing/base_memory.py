@@ -62,8 +62,6 @@ class BaseMemory(Source):
 
     Parameters
     ----------
-    place : Path
-        Where it is.
     scope : str
         This boot and network namespace.
     clock : callable

@@ -34,8 +34,6 @@ class LowerTaps:
     ----------
     wakeups : epoll
         Readable when a probe was seen, until `seen` is called.
-    port : int
-        Of the reflectors.
 
     Raises
     ------

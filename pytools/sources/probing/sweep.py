@@ -59,8 +59,6 @@ class Sweep:
     ----------
     wakeups : epoll
         Readable when a router has spoken, until `spoke` is called.
-    port : int
-        Of the reflectors.
 
     Attributes
     ----------

@@ -80,8 +80,6 @@ class Uprobes(Way):
         With `program()` in it; stays the caller's, and has to outlive this.
     devices : Path
         Where the kernel lists RDMA devices.
-    library : str
-        The verbs library.
     environment : mapping, optional
         For the child that opens the devices.
     """

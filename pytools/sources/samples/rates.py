@@ -22,11 +22,6 @@ _MULTIPLE: Final = 0.02  # share of buffers with several bytes to sample from wh
 class RateControl:
     """The two rates, adapted to what was recorded: coarser at once, finer by one when it has been quiet for a while.
 
-    Parameters
-    ----------
-    per_s : int
-        The budget.
-
     Attributes
     ----------
     tcp, udp : int

@@ -24,8 +24,6 @@ class Busiest:
 
     Parameters
     ----------
-    flows : Map
-        The table.
     most : int
         So many at most; 0 for none.
     interval_ns : int

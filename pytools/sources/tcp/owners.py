@@ -52,8 +52,6 @@ class Owners:
         Closed with this.
     remembered : int
         How many connections' owners are kept.
-    proc : Path
-        Where the processes are.
     """
 
     def __init__(self, inode_of: InodeOf, cgroups: Cgroups, remembered: int, proc: Path = Path("/proc")) -> None:

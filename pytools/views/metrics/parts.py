@@ -140,8 +140,6 @@ class Table:
 
     Parameters
     ----------
-    kind : str
-        What it is a table of, as it is counted.
     limit : int
         How many rows at most.
     left_out : Counter

@@ -53,8 +53,6 @@ class Feed:
     ----------
     path : Path
         The agent's socket.
-    model : Model
-        What is fed.
     lock : Lock
         Held while the model changes.
     say : callable

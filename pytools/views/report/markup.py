@@ -42,8 +42,6 @@ def element(name: str, /, *content: str, **attributes: Attribute) -> Markup:
 
     Parameters
     ----------
-    name : str
-        Its tag.
     content : str
         What is in it: markup, or text.
     attributes : str, number, bool or None

@@ -44,8 +44,6 @@ def run(
         The agent's.
     count : int, optional
         Frames; None: without end, or where there is no terminal and no interval either, one.
-    every_s : float, optional
-        Interval.
     steering : Steering, optional
         Who can be asked who steers, and with `allow_actions` to do something.
     child : bool

@@ -86,11 +86,6 @@ def find(places: list[Path] | None = None) -> list[Path]:
 class Ring:
     """The ring of one process; its only reader.
 
-    Parameters
-    ----------
-    path : Path
-        Its file.
-
     Attributes
     ----------
     pid : int
