@@ -9,7 +9,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
@@ -55,6 +55,36 @@ def act_id(target: Target) -> str:
     return f"{time.time_ns():x}-{target}"
 
 
+def _made(
+    host: str,
+    named: str,
+    what: str,
+    because: str,
+    outcome: str,
+    seen_ns: int,
+    decided_ns: int | None = None,
+    *,
+    at_ns: int | None = None,
+    name: str = "",
+    failure: str = "",
+    **rest: Any,
+) -> Act:
+    """An act; decided now unless that was earlier, under a new name unless it has one."""
+    now = time.monotonic_ns() if at_ns is None else at_ns
+    return Act(
+        host=host,
+        at_ns=now,
+        unix_ns=time.time_ns(),
+        act_id=name or act_id(named),
+        what=what,
+        because=f"{because}; failed: {failure}" if failure else because,
+        outcome=outcome,  # type: ignore[arg-type]
+        seen_ns=seen_ns,
+        decided_ns=now if decided_ns is None else decided_ns,
+        **({"acknowledged_ns": None} | rest),
+    )
+
+
 def act(
     host: str,
     group: Group,
@@ -67,22 +97,16 @@ def act(
     failure: str = "",
 ) -> Act:
     """An act that was made, would have been, or failed."""
-    return Act(
-        host=host,
-        at_ns=time.monotonic_ns(),
-        unix_ns=time.time_ns(),
-        act_id=name or act_id(change.target),
-        what=title(change.target),
+    return _made(
+        *(host, change.target, title(change.target), change.because, outcome, seen_ns, decided_ns),
+        name=name,
+        failure=failure,
         target=change.target,
         actuator=kind_of(change.target),
         moves=_WEIGHTS_MOVE,
         before=group.named(change.before),
         after=group.named(change.after),
-        because=f"{change.because}; failed: {failure}" if failure else change.because,
         under=change.under,
-        outcome=outcome,
-        seen_ns=seen_ns,
-        decided_ns=decided_ns,
         acknowledged_ns=acknowledged_ns,
     )
 
@@ -97,21 +121,12 @@ def undone(host: str, done: Undone, why: str, decided_ns: int) -> Act:
 
 def alert(host: str, said: Alert) -> Act:
     """A rule that only says something began to hold, or is over."""
-    now = time.monotonic_ns()
-    return Act(
-        host=host,
-        at_ns=now,
-        unix_ns=time.time_ns(),
-        act_id=act_id(f"alert:{said.rule}"),
-        what=f"alert {said.rule}",
+    outcome = "alert" if said.holds else "alert_over"
+    return _made(
+        *(host, f"alert:{said.rule}", f"alert {said.rule}", said.text, outcome, said.seen_ns),
         before={},
         after={str(said.path): int(said.holds)},
-        because=said.text,
         under=said.rule,
-        outcome="alert" if said.holds else "alert_over",
-        seen_ns=said.seen_ns,
-        decided_ns=now,
-        acknowledged_ns=None,
         actuator="alert",
         moves="nothing: it only says so",
     )
@@ -119,22 +134,9 @@ def alert(host: str, said: Alert) -> Act:
 
 def order(host: str, what: str, why: str, begins: bool) -> Act:
     """Something that the operator ordered began to hold, or is over."""
-    now = time.monotonic_ns()
-    return Act(
-        host=host,
-        at_ns=now,
-        unix_ns=time.time_ns(),
-        act_id=act_id(what),
-        what=what,
-        before={},
-        after={},
-        because=why,
-        under="operator",
-        outcome="alert" if begins else "alert_over",
-        seen_ns=now,
-        decided_ns=now,
-        acknowledged_ns=None,
-        actuator="operator",
+    outcome, now = "alert" if begins else "alert_over", time.monotonic_ns()
+    return _made(
+        host, what, what, why, outcome, now, at_ns=now, before={}, after={}, under="operator", actuator="operator"
     )
 
 
@@ -143,22 +145,17 @@ def rerouted(host: str, moved: Moved, now: int) -> Act:
     standby, so_far = moved.standby, _packets(moved.packets)
     why = f"silent while {standby.other} answers" if moved.silent else "it answers again, but not for long enough yet"
     names = [nexthop_name(each.gateway, each.interface) for each in (standby.path, standby.other)]
-    return Act(
-        host=host,
+    because = f"{standby.path}: {why}; the kernel moved {so_far} so far"
+    what = f"fast reroute to {standby.path.destination}"
+    return _made(
+        *(host, standby.target, what, because, "applied", moved.first_ns, moved.first_ns),
         at_ns=now,
-        unix_ns=time.time_ns(),
-        act_id=act_id(standby.target),
-        what=f"fast reroute to {standby.path.destination}",
         target=standby.target,
         actuator="reroute",
         moves="every packet that is routed along the silent path",
         before={names[0]: 1, names[1]: 0},
         after={names[0]: 0, names[1]: 1},
-        because=f"{standby.path}: {why}; the kernel moved {so_far} so far",
         under=standby.under,
-        outcome="applied",
-        seen_ns=moved.first_ns,
-        decided_ns=moved.first_ns,
         acknowledged_ns=moved.first_ns,
     )
 
@@ -187,22 +184,16 @@ def flow_act(
     host: str, act: FlowAct, outcome: Outcome, decided_ns: int, acknowledged_ns: int | None = None, failure: str = ""
 ) -> Act:
     """Something that was done to flows, would have been, or failed."""
-    return Act(
-        host=host,
-        at_ns=time.monotonic_ns(),
-        unix_ns=time.time_ns(),
-        act_id=act_id(act.target),
-        what=f"{act.kind} {len(act.flows)} flow{'s' if len(act.flows) > 1 else ''} of {title(act.target)}",
+    what = f"{act.kind} {len(act.flows)} flow{'s' if len(act.flows) > 1 else ''} of {title(act.target)}"
+    return _made(
+        *(host, act.target, what, act.because, outcome, act.seen_ns, decided_ns),
+        failure=failure,
         target=act.target,
         actuator="pin" if act.kind in ("pin", "unpin") else "label",
         moves=_FLOW_MOVES[act.kind],
         before=dict(act.before),
         after=dict(act.after),
-        because=f"{act.because}; failed: {failure}" if failure else act.because,
         under=act.under,
-        outcome=outcome,
-        seen_ns=act.seen_ns,
-        decided_ns=decided_ns,
         acknowledged_ns=acknowledged_ns,
     )
 
@@ -245,22 +236,15 @@ def _around_ways(
     failure: str = "",
 ) -> Act:
     actuator, under, moves = kind
-    return Act(
-        host=host,
-        at_ns=time.monotonic_ns(),
-        unix_ns=time.time_ns(),
-        act_id=act_id(way.path.address),
-        what=what,
+    return _made(
+        *(host, way.path.address, what, way.because, outcome, way.seen_ns, decided_ns),
+        failure=failure,
         target=way.path.address,
         actuator=actuator,
         moves=moves,
         before=dict(way.before),
         after=dict(way.after),
-        because=f"{way.because}; failed: {failure}" if failure else way.because,
         under=under,
-        outcome=outcome,
-        seen_ns=way.seen_ns,
-        decided_ns=decided_ns,
         acknowledged_ns=acknowledged_ns,
     )
 
@@ -270,22 +254,16 @@ def bond_act(
 ) -> Act:
     """Another active port of a bond."""
     before, after = act.bond.port(act.bond.active), act.bond.port(act.port)
-    return Act(
-        host=host,
-        at_ns=time.monotonic_ns(),
-        unix_ns=time.time_ns(),
-        act_id=act_id(f"bond:{act.bond.name}"),
-        what=f"active port of {act.bond.name}",
-        target=f"bond:{act.bond.name}",
+    name, target = act.bond.name, f"bond:{act.bond.name}"
+    return _made(
+        *(host, target, f"active port of {name}", act.because, outcome, act.seen_ns, decided_ns),
+        failure=failure,
+        target=target,
         actuator="bond",
         moves="every packet to and from the bond",
         before={before: 1} if before == after else {before: 1, after: 0},
         after={after: 1} if before == after else {before: 0, after: 1},
-        because=f"{act.because}; failed: {failure}" if failure else act.because,
         under=act.under,
-        outcome=outcome,
-        seen_ns=act.seen_ns,
-        decided_ns=decided_ns,
         acknowledged_ns=acknowledged_ns,
     )
 
@@ -299,75 +277,67 @@ def bond_restored(host: str, done: Restored) -> Act:
 
 def notified(host: str, hook: str, to: str, notice: Notice, over: bool, outcome: Outcome, why: str = "") -> Act:
     """A hook was told of an occurrence, or that it is over; or could not be, or would be."""
-    now = time.monotonic_ns()
-    return Act(
-        host=host,
-        at_ns=now,
-        unix_ns=time.time_ns(),
-        act_id=act_id(f"notify:{hook}"),
-        what=f"notify {hook}",
-        target=f"notify:{hook}",
+    target, because = f"notify:{hook}", f"{notice.path}: {why or notice.because}"
+    return _made(
+        *(host, target, f"notify {hook}", because, outcome, notice.seen_ns),
+        target=target,
         actuator="notify",
         moves="nothing: it tells others",
         before={to: int(over)},
         after={to: int(not over)},
-        because=f"{notice.path}: {why or notice.because}",
         under=notice.rule,
-        outcome=outcome,
-        seen_ns=notice.seen_ns,
-        decided_ns=now,
-        acknowledged_ns=None,
     )
 
 
 def hold_act(host: str, hold: Hold, outcome: Outcome, because: str, decided_ns: int, failure: str = "") -> Act:
     """Packets along a path are held from now on while its queue is long, or not any more."""
-    limits = {
-        "threshold_us": hold.limits.threshold_ns // 1000,
-        "longest_us": hold.limits.longest_ns // 1000,
-    }
-    now = time.monotonic_ns()
-    return Act(
-        host=host,
-        at_ns=now,
-        unix_ns=time.time_ns(),
-        act_id=act_id("hold"),
-        what=f"hold to {hold.path.destination} by {nexthop_name(hold.path.gateway, hold.path.interface)}",
+    limits = {"threshold_us": hold.limits.threshold_ns // 1000, "longest_us": hold.limits.longest_ns // 1000}
+    what = f"hold to {hold.path.destination} by {nexthop_name(hold.path.gateway, hold.path.interface)}"
+    return _switched(
+        *(host, "hold", what, because, outcome, decided_ns, failure, {}, limits),
         target=f"hold:{hold.path}",
         actuator="hold",
         moves="no packets: they wait at this host while the queue on the path is longer than the threshold",
-        before=limits if outcome == "undone" else {},
-        after={} if outcome == "undone" else limits,
-        because=f"{because}; failed: {failure}" if failure else because,
         under=hold.under,
-        outcome=outcome,
-        seen_ns=decided_ns,
-        decided_ns=decided_ns,
-        acknowledged_ns=now if outcome in ("applied", "undone") else None,
     )
 
 
 def rto_min_act(host: str, chosen: Chosen, because: str, outcome: Outcome, decided_ns: int, failure: str = "") -> Act:
     """The minimum RTO of managed routes."""
     ours, theirs = ({"rto_min_ms": each} for each in (chosen.milliseconds, chosen.before_ms))
-    now = time.monotonic_ns()
-    return Act(
-        host=host,
-        at_ns=now,
-        unix_ns=time.time_ns(),
-        act_id=act_id("rto_min"),
-        what="minimum RTO of managed routes",
+    return _switched(
+        *(host, "rto_min", "minimum RTO of managed routes", because, outcome, decided_ns, failure, theirs, ours),
         target="rto_min",
         actuator="rto_min",
         moves="no packets: TCP connections to managed destinations retransmit earlier",
-        before=ours if outcome == "undone" else theirs,
-        after=theirs if outcome == "undone" else ours,
-        because=f"{because}; failed: {failure}" if failure else because,
         under="manage.rto_min",
-        outcome=outcome,
-        seen_ns=decided_ns,
-        decided_ns=decided_ns,
-        acknowledged_ns=now if outcome in ("applied", "undone") else None,
+    )
+
+
+def _switched(
+    host: str,
+    name: str,
+    what: str,
+    because: str,
+    outcome: Outcome,
+    decided_ns: int,
+    failure: str,
+    off: dict[str, int],
+    on: dict[str, int],
+    **rest: Any,
+) -> Act:
+    """Something that is on from now on, or off again when it is undone."""
+    now = time.monotonic_ns()
+    before, after = (on, off) if outcome == "undone" else (off, on)
+    done = now if outcome in ("applied", "undone") else None
+    return _made(
+        *(host, name, what, because, outcome, decided_ns, decided_ns),
+        at_ns=now,
+        failure=failure,
+        before=before,
+        after=after,
+        acknowledged_ns=done,
+        **rest,
     )
 
 
