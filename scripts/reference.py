@@ -19,9 +19,9 @@ from typing import Any, Final
 import keys
 
 from pytools import units
+from pytools.views.columns import Column
 from pytools.views.metrics.families import FAMILIES, PATH, Family
 from pytools.views.top import lists, paths
-from pytools.views.top.fields import Field
 from pytools.views.top.glyphs import UNICODE
 from pytools.views.top.state import Known
 
@@ -71,8 +71,8 @@ def metrics() -> str:
 
 def columns() -> str:
     """All columns of the live view, each list in the order in which it shows them."""
-    found: dict[str, Sequence[Field[Any]]] = {"Paths": paths.fields(UNICODE)}
-    found |= {_TITLES[name]: panel(Known(), 0).fields for name, panel in lists.PANELS.items()}
+    found: dict[str, Sequence[Column[Any]]] = {"Paths": paths.fields(UNICODE)}
+    found |= {_TITLES[name]: panel(Known(), 0).listing.columns for name, panel in lists.PANELS.items()}
     parts = ["The columns of `swerve top`.\n"]
     for title, fields in found.items():
         parts.append("\n".join([title, *(f"    {field.heading:<13} {field.meaning}" for field in fields), ""]))

@@ -52,13 +52,20 @@ def named(key: Callable[[Row], str]) -> Order[Row]:
 
 @dataclass(frozen=True)
 class Column(Generic[Row]):
-    """One column; a heading of two lines has two values in each cell, and may have two orders."""
+    """One column; a heading of two lines has two values in each cell, and may have two orders.
+
+    `width`, `meaning` and `least` are for the live view: characters, what it is, and how few characters do for the
+    last one, which takes what room there is (0: `width`, no more, no less).
+    """
 
     heading: str
     show: Callable[[Row], str | Text]
     orders: Mapping[str, Order[Row]] = field(default_factory=dict)  # by the word for --sort
     left: bool = False
     spare: int = 0  # columns may be left out where room is short, the highest number first; 0: never
+    width: int = 0
+    meaning: str = ""
+    least: int = 0
 
 
 def figure(
@@ -79,7 +86,7 @@ class Listing(Generic[Row]):
     """Columns, and the order there is unless one is asked for."""
 
     columns: Sequence[Column[Row]]
-    usual: Callable[[Row], tuple[float | str, ...]]
+    usual: Callable[[Row], Any]
 
     def words(self) -> list[str]:
         return [word for column in self.columns for word in column.orders]

@@ -46,7 +46,7 @@ def cells(about: Known, place: int = 0, **look: object) -> dict[str, str]:
     view = Look(**look)  # type: ignore[arg-type]
     rows = paths.rows(about, NOW_NS, view.horizon_s, UNICODE)
     row = rows.ordered(view.sort, view.reverse)[place]
-    return {field.heading: str(field.show(row)) for field in rows.fields}
+    return {field.heading: str(field.show(row)) for field in rows.listing.columns}
 
 
 @pytest.mark.parametrize(("width", "height"), SIZES)
@@ -386,7 +386,7 @@ def test_the_report_has_everything_and_is_not_cut() -> None:
 def test_the_published_columns_are_those_of_the_view() -> None:
     made = reference.columns()
     assert (ROOT / "docs" / "columns.txt").read_text() == made, "python scripts/reference.py"
-    listed = [panel(Known(), 0).fields for panel in lists.PANELS.values()]
+    listed = [panel(Known(), 0).listing.columns for panel in lists.PANELS.values()]
     for field in [*paths.fields(UNICODE), *(field for fields in listed for field in fields)]:
         assert field.meaning
         assert re.search(rf"^    {re.escape(field.heading)} +{re.escape(field.meaning)}$", made, re.MULTILINE)

@@ -5,14 +5,15 @@ The first column stays where it is; the others come in the order of their import
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
 from rich.text import Span, Text
 
 from pytools.signals import AnySignal
-from pytools.views.columns import Order, much
+from pytools.views.columns import Column, Listing, Order, much
 from pytools.views.top.glyphs import Glyphs
 
 Row = TypeVar("Row")
@@ -20,15 +21,18 @@ Cell = str | Text
 _GAP: Final = 1
 
 
-@dataclass(frozen=True)
-class Field(Generic[Row]):
-    heading: str
-    width: int
-    show: Callable[[Row], Cell]
-    meaning: str
-    order: Order[Row] | None = None
-    left: bool = False
-    least: int = 0  # of the last one: it takes what room there is, if it is so much; 0: its width, no more, no less
+def field(
+    heading: str,
+    width: int,
+    show: Callable[[Row], Cell],
+    meaning: str,
+    order: Order[Row] | None = None,
+    left: bool = False,
+    least: int = 0,
+) -> Column[Row]:
+    """A column of one line; it is sorted by its heading."""
+    orders = {} if order is None else {heading: order}
+    return Column(heading, show, orders, left, width=width, meaning=meaning, least=least)
 
 
 def figure(
@@ -39,40 +43,34 @@ def figure(
     meaning: str,
     order: Callable[[Callable[[Row], Any]], Order[Row]] = much,
     left: bool = False,
-) -> Field[Row]:
+) -> Column[Row]:
     """A column of one value, which is shown and sorted by."""
-    return Field(heading, width, lambda row: show(value(row)), meaning, order(value), left)
+    return field(heading, width, lambda row: show(value(row)), meaning, order(value), left)
 
 
 @dataclass(frozen=True)
 class Rows(Generic[Row]):
     """A panel: its columns, its rows, and what they are about."""
 
-    fields: Sequence[Field[Row]]
+    listing: Listing[Row]
     rows: Sequence[Row]
     key: Callable[[Row], object]
-    usual: Callable[[Row], Any]  # the order there is unless another is asked for
     signals: Callable[[Row], Iterable[AnySignal]]
     text: Callable[[Row], str]  # what a text filter looks at
     dim: Callable[[Row], bool] = lambda _row: False
     nothing: str = "nothing yet"
     by: str = "worst first"  # the usual order, in words
-    notes: Mapping[str, str] = field(default_factory=dict)
-
-    def sortable(self) -> list[str]:
-        """Headings that rows can be sorted by."""
-        return [each.heading for each in self.fields if each.order is not None]
+    notes: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def ordered(self, sort: str | None, reverse: bool) -> list[Row]:
         """The rows in an order; those that are equal stay in the usual one."""
-        rows = sorted(self.rows, key=self.usual)
-        for each in self.fields:
-            if each.heading == sort and each.order is not None:
-                rows = each.order(rows)
+        rows = self.listing.ordered(self.rows, sort)
         return rows[::-1] if reverse else rows
 
 
-def shown_fields(fields: Sequence[Field[Row]], first_width: int, room: int, shift: int) -> tuple[list[Field[Row]], int]:
+def shown_fields(
+    fields: Sequence[Column[Row]], first_width: int, room: int, shift: int
+) -> tuple[list[Column[Row]], int]:
     """The columns there is room for behind the first, `shift` left out; how many do not fit on the right."""
     found, left = [], room - first_width
     rest = fields[1 + shift :]

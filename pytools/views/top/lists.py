@@ -18,7 +18,7 @@ from pytools.views import job_tables, link_tables, rdma_tables, tables, tcp_colu
 from pytools.views.columns import Column, Listing, Order, little, named
 from pytools.views.model import flow_key, is_silent
 from pytools.views.tables import alarm, amber, number
-from pytools.views.top.fields import Cell, Field, Rows, figure
+from pytools.views.top.fields import Cell, Rows, field, figure
 from pytools.views.top.paths import short_time
 from pytools.views.top.state import Event, Known
 
@@ -35,18 +35,18 @@ def _part(cell: Cell, index: int) -> Cell:
     return (cell.split("\n") + [UNKNOWN] * index)[index].strip()
 
 
-def _of(listing: Listing[Row]) -> Callable[..., Field[Row]]:
+def _of(listing: Listing[Row]) -> Callable[..., Column[Row]]:
     """Makes a column of a list out of one of a table; of a cell of two lines, one of them."""
     columns: dict[str, Column[Row]] = {column.heading: column for column in listing.columns}
 
-    def field(
+    def of(
         name: str, heading: str, width: int, meaning: str, word: str = "", part: int = 0, left: bool = False
-    ) -> Field[Row]:
+    ) -> Column[Row]:
         column = columns[name]
         order: Order[Row] | None = column.orders.get(word)
-        return Field(heading, width, lambda row: _part(column.show(row), part), meaning, order, left or column.left)
+        return field(heading, width, lambda row: _part(column.show(row), part), meaning, order, left or column.left)
 
-    return field
+    return of
 
 
 def flows(known: Known, now_ns: int) -> Rows[TcpFlow]:
@@ -56,7 +56,7 @@ def flows(known: Known, now_ns: int) -> Rows[TcpFlow]:
     def ends(row: TcpFlow) -> str:
         return f"{tables.endpoint(row.local, row.local_port)} → {tables.endpoint(row.remote, row.remote_port)}"
 
-    fields: tuple[Field[TcpFlow], ...] = (
+    fields: tuple[Column[TcpFlow], ...] = (
         figure("connection", 42, str, ends, "both ends", named, True),
         figure(
             "retx",
@@ -79,10 +79,9 @@ def flows(known: Known, now_ns: int) -> Rows[TcpFlow]:
         of("state\nlast look", "state", 22, "of the connection, and of its congestion control", "state"),
     )
     return Rows(
-        fields,
+        Listing(fields, lambda row: (-counts(row).retransmitted, -counts(row).sent_bytes, flow_key(row))),
         list(known.model.of(TcpFlow).values()),
         key=flow_key,
-        usual=lambda row: (-counts(row).retransmitted, -counts(row).sent_bytes, flow_key(row)),
         signals=lambda row: (row,),
         text=lambda row: (
             f"{ends(row)} {tables.process(row.owner)} {row.interface} {row.path or ''} {row.namespace} {row.state}"
@@ -96,7 +95,7 @@ def flows(known: Known, now_ns: int) -> Rows[TcpFlow]:
 def links(known: Known, now_ns: int) -> Rows[Link]:
     """Interfaces that carry paths."""
     of = _of(link_tables.links(now_ns))
-    fields: tuple[Field[Link], ...] = (
+    fields: tuple[Column[Link], ...] = (
         of("interface", "interface", 16, "its name", "interface"),
         of("state", "state", 12, "administrative state and carrier", "state"),
         of("out", "out", 12, "rate sent over the last window", "out"),
@@ -113,10 +112,9 @@ def links(known: Known, now_ns: int) -> Rows[Link]:
         of("driver says", "driver says", 40, "error counters of the driver that are not zero"),
     )
     return Rows(
-        fields,
+        Listing(fields, lambda row: (row.up and row.carrier, row.interface)),
         list(known.model.of(Link).values()),
         key=lambda row: row.interface,
-        usual=lambda row: (row.up and row.carrier, row.interface),
         signals=lambda row: (row,),
         text=lambda row: f"{row.interface} {' '.join(map(str, row.paths))}",
         dim=lambda row: is_silent(row, now_ns),
@@ -127,8 +125,8 @@ def links(known: Known, now_ns: int) -> Rows[Link]:
 
 def queue_pairs(known: Known, now_ns: int) -> Rows[RdmaQueuePair]:
     of, model = _of(rdma_tables.queue_pairs(now_ns)), known.model
-    fields: tuple[Field[RdmaQueuePair], ...] = (
-        Field(
+    fields: tuple[Column[RdmaQueuePair], ...] = (
+        field(
             "queue pair",
             20,
             lambda row: f"{row.device} {row.qp_number}",
@@ -142,24 +140,26 @@ def queue_pairs(known: Known, now_ns: int) -> Rows[RdmaQueuePair]:
         of("outstanding", "outst.", 7, "work requests outstanding", "outstanding"),
         of("latency\np50, p99", "p50", 8, "median latency from post to completion", "p50"),
         of("latency\np50, p99", "p99", 8, "the same, 99th percentile", "p99", 1),
-        Field("remote", 16, lambda row: row.remote or UNKNOWN, "the peer", named(lambda row: row.remote), True),
+        field("remote", 16, lambda row: row.remote or UNKNOWN, "the peer", named(lambda row: row.remote), True),
         of("process", "process", 20, "process that holds it", "command"),
         of("errors", "errors", 16, "failed completions", "errors"),
         figure("posted", 12, number, lambda row: row.posted, "work requests posted"),
-        Field("reason", 60, lambda row: row.reason, "the measurement behind the verdict", None, True, 16),
+        field("reason", 60, lambda row: row.reason, "the measurement behind the verdict", None, True, 16),
     )
     sight = model.one(RdmaSight)
     nothing = sight.reason if sight is not None and not sight.available else "no queue pair has been seen yet"
     return Rows(
-        fields,
+        Listing(
+            fields,
+            lambda row: (
+                rdma_tables.WORST_FIRST.index(row.verdict),
+                -row.outstanding_bytes,
+                row.device,
+                row.qp_number,
+            ),
+        ),
         [row for row in model.of(RdmaQueuePair).values() if not row.closed],
         key=lambda row: (row.device, row.qp_number, row.owner.pid),
-        usual=lambda row: (
-            rdma_tables.WORST_FIRST.index(row.verdict),
-            -row.outstanding_bytes,
-            row.device,
-            row.qp_number,
-        ),
         signals=lambda row: (row,),
         text=lambda row: (
             f"{row.device} {row.qp_number} {row.owner.command} {row.remote} {row.path or ''} {row.verdict}"
@@ -172,8 +172,8 @@ def queue_pairs(known: Known, now_ns: int) -> Rows[RdmaQueuePair]:
 def jobs(known: Known, now_ns: int) -> Rows[Job]:
     """Distributed jobs, and why their steps are slow."""
     of = _of(job_tables.jobs(now_ns))
-    fields: tuple[Field[Job], ...] = (
-        Field("job", 32, lambda row: row.job, "launcher and identifiers", named(lambda row: row.job), True),
+    fields: tuple[Column[Job], ...] = (
+        field("job", 32, lambda row: row.job, "launcher and identifiers", named(lambda row: row.job), True),
         of("why slow", "why slow", 16, "verdict, and the share of a step that it explains", "verdict"),
         of("ranks\nhere / all", "ranks", 12, "on this host, and in all", "ranks"),
         of("sent", "sent", 12, "rate sent over the last window", "sent"),
@@ -181,13 +181,12 @@ def jobs(known: Known, now_ns: int) -> Rows[Job]:
         of("connec-\ntions", "conns", 6, "TCP connections", "connections"),
         of("queue\npairs", "pairs", 6, "RDMA queue pairs", "qps"),
         of("RAS", "RAS", 12, "what NCCL's RAS says"),
-        Field("reason", 60, _why_slow, "the measurement behind the verdict", None, True, 16),
+        field("reason", 60, _why_slow, "the measurement behind the verdict", None, True, 16),
     )
     return Rows(
-        fields,
+        Listing(fields, job_tables.jobs(now_ns).usual),
         list(known.model.of(Job).values()),
         key=lambda row: (row.job, row.uid, *(rank.owner.pid for rank in row.ranks[:1])),
-        usual=job_tables.jobs(now_ns).usual,
         signals=lambda row: (row,),
         text=lambda row: f"{row.job} {_why_slow(row)}",
         dim=lambda row: is_silent(row, now_ns),
@@ -207,16 +206,16 @@ def clock_time(unix_ns: int) -> str:
 
 def events(known: Known, now_ns: int) -> Rows[Event]:
     """What happened, the newest first."""
-    fields: tuple[Field[Event], ...] = (
-        Field("UTC", 8, lambda row: clock_time(row.unix_ns), "time of day", little(lambda row: -row.at_ns), True),
-        Field(
+    fields: tuple[Column[Event], ...] = (
+        field("UTC", 8, lambda row: clock_time(row.unix_ns), "time of day", little(lambda row: -row.at_ns), True),
+        field(
             "ago",
             4,
             lambda row: short_time(now_ns - row.at_ns),
             "how long ago",
             little(lambda row: -row.at_ns),
         ),
-        Field(
+        field(
             "kind",
             5,
             lambda row: row.kind,
@@ -225,14 +224,13 @@ def events(known: Known, now_ns: int) -> Rows[Event]:
             True,
         ),
         figure("where", 20, str, lambda row: row.place, "path, target, interface or host", named, True),
-        Field("what", 24, lambda row: Text(row.what, style=row.style), "from → to", named(lambda row: row.what), True),
-        Field("why", 120, lambda row: row.why, "the measurement, and the rule", None, True, 12),
+        field("what", 24, lambda row: Text(row.what, style=row.style), "from → to", named(lambda row: row.what), True),
+        field("why", 120, lambda row: row.why, "the measurement, and the rule", None, True, 12),
     )
     return Rows(
-        fields,
+        Listing(fields, lambda row: -row.at_ns),
         list(known.events),
         key=lambda row: (row.at_ns, row.kind, row.place, row.what),
-        usual=lambda row: -row.at_ns,
         signals=lambda row: (row.signal,),
         text=lambda row: f"{row.kind} {row.place} {row.what} {row.why}",
         nothing="nothing has happened since this view was opened",

@@ -9,8 +9,9 @@ from typing import Any, Final
 from rich.text import Text
 
 from pytools.views import clock_panel, network_panel, tables
+from pytools.views.columns import Column
 from pytools.views.top import detail, header, lists, paths
-from pytools.views.top.fields import Cell, Field, Rows, line, shown_fields
+from pytools.views.top.fields import Cell, Rows, line, shown_fields
 from pytools.views.top.glyphs import Glyphs
 from pytools.views.top.header import Around
 from pytools.views.top.keys import Look
@@ -71,7 +72,7 @@ def draw(
     head += [alerts] if alerts is not None else []
     said = _in_lines(notice, width, height // _SAID_SHARE) if notice is not None else []
     room = max(0, height - len(head) - max(1, len(said)))
-    columns, more = len(rows.fields) - 1, 0
+    columns, more = len(rows.listing.columns) - 1, 0
     if look.page == "list":
         body, more, seen = _list(rows, passing, look, known, around, width, room, glyphs)
     else:
@@ -88,7 +89,7 @@ def draw(
     foot = said or [_hints(look, more)]
     shown = [_fitted(each, width, glyphs) for each in (*head, *body[:room], *foot)]
     key = None if row is None else rows.key(row)
-    return Frame(shown[:height], look, row, key, rows.sortable(), columns, more, max(1, seen))
+    return Frame(shown[:height], look, row, key, rows.listing.words(), columns, more, max(1, seen))
 
 
 def _in_lines(notice: Text, width: int, lines: int) -> list[Text]:
@@ -148,13 +149,13 @@ def _list(
     seen = max(1, room - 1 - len(notes))
     top = min(max(0, look.cursor - seen // 2), max(0, len(passing) - seen))
     visible = passing[top : top + seen]
-    first: Field[Any] = rows.fields[0]
+    first: Column[Any] = rows.listing.columns[0]
     cells: list[Cell] = [first.show(row) for row in visible]
     widest = max((len(str(each)) for each in cells), default=0)
     first_width = min(
         max(_FIRST[0], len(first.heading) + 1, widest), _FIRST[1], first.width if widest < first.width else 99
     )
-    fields, more = shown_fields(rows.fields, first_width, width, look.shift)
+    fields, more = shown_fields(rows.listing.columns, first_width, width, look.shift)
     widths = [first_width, *(field.width for field in fields)]
     if fields and fields[-1].least:
         widths[-1] = width - sum(widths[:-1]) - len(fields)
@@ -172,7 +173,7 @@ def _list(
     return body + notes, more, seen
 
 
-def _heading(field: Field[Any], look: Look, glyphs: Glyphs) -> Cell:
+def _heading(field: Column[Any], look: Look, glyphs: Glyphs) -> Cell:
     if field.heading != look.sort:
         return field.heading
     return Text(field.heading[: field.width - 1] + (glyphs.rising if look.reverse else glyphs.falling), style="cyan")

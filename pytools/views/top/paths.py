@@ -17,9 +17,9 @@ from pytools.figures import ONE_WAY, QUEUEING, Figure
 from pytools.signals import AnySignal, AppDelay, HoldState, Path, PathDelay, PathState
 from pytools.units import UNKNOWN, duration
 from pytools.views import tables
-from pytools.views.columns import little, much, named
+from pytools.views.columns import Column, Listing, little, much, named
 from pytools.views.model import is_silent, is_whole_path
-from pytools.views.top.fields import Cell, Field, Rows, figure
+from pytools.views.top.fields import Cell, Rows, field, figure
 from pytools.views.top.glyphs import Glyphs
 from pytools.views.top.group_traffic import Share
 from pytools.views.top.rings import Direction, Figures, Ring, figures, segments, trend, trouble
@@ -100,10 +100,9 @@ def rows(known: Known, now_ns: int, horizon_s: int, glyphs: Glyphs) -> Rows[Path
         about = model.of(PathDelay).get(path), model.of(PathState).get(path), model.of(HoldState).get(path)
         found.append(PathRow(path, name, now_ns, since, ring, *about, shares.get(path), apps.get(path)))
     return Rows(
-        fields(glyphs),
+        Listing(fields(glyphs), _rank),
         found,
         key=lambda row: row.path,
-        usual=_rank,
         signals=_signals,
         text=lambda row: f"{row.path} {row.path.address} {row.state.state if row.state else ''} {row.why()}",
         dim=lambda row: row.silent,
@@ -177,11 +176,11 @@ def _app(row: PathRow) -> str:
     return UNKNOWN if row.app is None else tables.one_way(row.app.owd.p99_ns, row.app.clock)
 
 
-def fields(glyphs: Glyphs) -> tuple[Field[PathRow], ...]:
+def fields(glyphs: Glyphs) -> tuple[Column[PathRow], ...]:
     def one_way(text: str, row: PathRow) -> Cell:
         return Text(text, style="yellow") if row.figures.clock == "holdover" else text
 
-    def delay(heading: str, of: Callable[[PathRow], Direction], figure: Figure, meaning: str) -> Field[PathRow]:
+    def delay(heading: str, of: Callable[[PathRow], Direction], figure: Figure, meaning: str) -> Column[PathRow]:
         def value(row: PathRow) -> float | None:
             return of(row).figures.get(figure)
 
@@ -190,17 +189,17 @@ def fields(glyphs: Glyphs) -> tuple[Field[PathRow], ...]:
                 return _queue(value(row), of(row).bounds.get(QUEUEING))
             return one_way(duration(value(row)), row)
 
-        return Field(heading, 8, show, meaning, much(value))
+        return field(heading, 8, show, meaning, much(value))
 
-    def error(heading: str, of: Callable[[PathRow], Direction], meaning: str) -> Field[PathRow]:
+    def error(heading: str, of: Callable[[PathRow], Direction], meaning: str) -> Column[PathRow]:
         def value(row: PathRow) -> int | None:
             return of(row).bounds.get(ONE_WAY)
 
-        return Field(heading, 9, lambda row: one_way(tables.bound(value(row)), row), meaning, much(value))
+        return field(heading, 9, lambda row: one_way(tables.bound(value(row)), row), meaning, much(value))
 
     def share(
         heading: str, value: Callable[[PathRow], float | None], meaning: str, order: Any = much
-    ) -> Field[PathRow]:
+    ) -> Column[PathRow]:
         return figure(heading, 7, units.share, value, meaning, order)
 
     def there(row: PathRow) -> Direction:
@@ -211,7 +210,7 @@ def fields(glyphs: Glyphs) -> tuple[Field[PathRow], ...]:
 
     return (
         figure("path", 24, str, lambda row: row.name, "destination and interface", named, True),
-        Field(
+        field(
             "state",
             13,
             _state,
@@ -225,10 +224,10 @@ def fields(glyphs: Glyphs) -> tuple[Field[PathRow], ...]:
             Figure(QUEUEING, "p99"),
             "forward queueing delay, p99; dimmed if within its bound",
         ),
-        Field("loss", 7, _loss, "share of probes lost, of those answered or lost", much(lambda row: row.figures.loss)),
+        field("loss", 7, _loss, "share of probes lost, of those answered or lost", much(lambda row: row.figures.loss)),
         delay("OWD p99", there, Figure(ONE_WAY, "p99"), "forward one-way delay, p99"),
         error("±", there, "bound of the forward one-way delays"),
-        Field(
+        field(
             "trend 40 s",
             SPARKS,
             lambda row: glyphs.spark(trend(row.ring, row.now_ns, SPARKS)),
@@ -243,7 +242,7 @@ def fields(glyphs: Glyphs) -> tuple[Field[PathRow], ...]:
             lambda row: row.figures.marked_forward,
             "share of sent TCP segments acknowledged as marked (CE)",
         ),
-        Field(
+        field(
             "weight",
             7,
             _weight,
@@ -269,13 +268,13 @@ def fields(glyphs: Glyphs) -> tuple[Field[PathRow], ...]:
         error("± back", back, "bound of the reverse one-way delays"),
         delay("q p50", there, Figure(QUEUEING, "p50"), "forward queueing delay, p50"),
         share("CE back", lambda row: row.figures.marked_reverse, "share of arriving packets that are marked (CE)"),
-        Field(
+        field(
             "app p99",
             8,
             _app,
             "forward one-way delay of application packets, p99, of the last window",
             much(lambda row: row.app.owd.p99_ns if row.app else None),
         ),
-        Field("via", 16, lambda row: row.path.gateway or UNKNOWN, "gateway", named(lambda row: row.path.gateway), True),
-        Field("reason", 60, PathRow.why, "reason for the state; the selected path's is below the list", None, True, 16),
+        field("via", 16, lambda row: row.path.gateway or UNKNOWN, "gateway", named(lambda row: row.path.gateway), True),
+        field("reason", 60, PathRow.why, "reason for the state; the selected path's is below the list", None, True, 16),
     )

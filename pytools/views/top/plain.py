@@ -38,7 +38,7 @@ def report(known: Known, look: Look, around: Around, glyphs: Glyphs) -> Renderab
     """Header, all paths, why they are as they are, then clocks, TCP, links, RDMA, and the last acts."""
     model, now = known.model, around.now_ns
     rows = paths.rows(known, now, look.horizon_s, glyphs)
-    fields = [field for field in rows.fields if field.heading != "reason"]
+    fields = [field for field in rows.listing.columns if field.heading != "reason"]
     names = [field.heading for field in fields]
     sheet = Sheet(
         "", names, left=[each.heading for each in fields if each.left], spare=[*reversed(names[5:])], bare=True
