@@ -17,7 +17,7 @@ from pytools.estimators.ways import Probes, State, Way, group, judge, miss, port
 from pytools.estimators.windows import MISSING
 from pytools.kernel import error_queue
 from pytools.sources.probing.path_ways import PathWays
-from pytools.sources.probing.tracing import PORTS, Ask, Locating, Meeting, Reply, Search
+from pytools.sources.probing.tracing import PORTS, Ask, Locating, Meeting, Reply, Steps
 
 MS, SECOND = 1_000_000, 1_000_000_000
 FAST = 20_000
@@ -84,7 +84,7 @@ class Fabric:
         self._tokens[router] = self.now_s, tokens - (tokens >= 1)
         return Reply(router, self.delay(ask)) if tokens >= 1 else None
 
-    def run(self, search: Search) -> None:
+    def run(self, search: Steps) -> None:
         replies: dict[Ask, Reply] | None = None
         while True:
             try:

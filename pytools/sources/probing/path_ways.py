@@ -9,6 +9,7 @@ import ipaddress
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Final
 
@@ -20,6 +21,7 @@ from pytools.estimators.ways import LATEST, Key, Probes, State, Verdict, Way, Wa
 from pytools.estimators.windows import MISSING
 from pytools.signals import PathWay
 from pytools.sources.probing.paths import PinnedPath
+from pytools.sources.probing.tracing import Ask, Batch, Locating, Meeting, Reply
 
 FIRST_REPLY_NS: Final = 500_000_000  # in which a router answers, until it is known how long it takes
 _DRIFT: Final = 1e-4  # of two clocks against each other
@@ -115,3 +117,24 @@ class PathWays:
                 queueing_bound_ns=verdict.queueing_bound_ns,
                 sick_hop=seen.sick_hop,
             )
+
+
+@dataclass
+class Search:
+    """A search under way: of all ways of a path, or of where one is bad."""
+
+    known: PathWays
+    what: Meeting | Locating
+    sick: Seen | None = None  # of `Locating`
+    batch: Batch | None = None
+    asked: dict[Ask, int] = field(default_factory=dict)  # when
+    seqs: dict[int, Ask] = field(default_factory=dict)
+    replies: dict[Ask, Reply] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.steps = self.what.search()
+
+    @property
+    def counted(self) -> bool:
+        """Whether it is of all ways, and has found enough of them to be told."""
+        return isinstance(self.what, Meeting) and self.what.counted

@@ -51,7 +51,7 @@ class Reply(NamedTuple):
     round_trip_ns: int
 
 
-Search = Generator[Batch, Mapping[Ask, Reply], None]
+Steps = Generator[Batch, Mapping[Ask, Reply], None]
 
 
 class Meeting:
@@ -79,7 +79,7 @@ class Meeting:
         found = group(self.hops, () if self.lowers else self._silent, self.lowers)
         return found._replace(confidence=0.0) if self._silent else found
 
-    def search(self) -> Search:
+    def search(self) -> Steps:
         """Hop by hop; of the first, which is the path's gateway, one port says enough."""
         nobody = False
         if self._bundled:
@@ -97,7 +97,7 @@ class Meeting:
             self._silent = set(range(ALONE))
         self.counted = True
 
-    def _meet_lowers(self) -> Search:
+    def _meet_lowers(self) -> Steps:
         """Each port once, and the first ones again: one that leaves by another lower then is of no flow's hash."""
         seen = self.lowers
         for _ in range(2):
@@ -112,7 +112,7 @@ class Meeting:
                 return
         self.counted = len(set(seen.values())) > 1
 
-    def _meet(self, hop: int, ports: Sequence[int], enough: int | None) -> Search:
+    def _meet(self, hop: int, ports: Sequence[int], enough: int | None) -> Steps:
         """Ask until there is no further way, or nobody answers; `enough`: so many answers."""
         found, tries = self.hops[hop - 1], Counter[int]()
         while True:
@@ -130,7 +130,7 @@ class Meeting:
                 self._silent.update(port for port in asked if found and port not in found)
                 return
 
-    def _meet_again(self, hop: int, ways: Sequence[Way]) -> Search:
+    def _meet_again(self, hop: int, ways: Sequence[Way]) -> Steps:
         """Ask ports of all ways in turn, until it shows that these have met again, or that none parts; if not, all."""
         found, tries = self.hops[hop - 1], Counter[int]()
         ports = [port for turn in zip_longest(*(way.ports for way in ways)) for port in turn if port is not None]
@@ -180,7 +180,7 @@ class Locating:
         self.hop: int | None = None  # the last that is not affected; None: not known
         self.moved = False  # whether ports of the bad way leave by another lower interface than they did
 
-    def search(self) -> Search:
+    def search(self) -> Steps:
         """Ask the routers of both ways in turn, hop by hop."""
         if self._sick.lower:
             replies = yield Batch([Ask(port, 0) for port in self._sick.ports[:_BATCH]], 0)

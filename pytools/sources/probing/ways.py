@@ -13,7 +13,6 @@ import select
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -27,7 +26,7 @@ from pytools.ipc.bus import Bus
 from pytools.kernel.netlink.bonds import Bundle
 from pytools.log import Level
 from pytools.sources.probing.lower_taps import LowerTaps
-from pytools.sources.probing.path_ways import FIRST_REPLY_NS, PathWays, Seen
+from pytools.sources.probing.path_ways import FIRST_REPLY_NS, PathWays, Search, Seen
 from pytools.sources.probing.paths import PinnedPath
 from pytools.sources.probing.program import ProbeProgram
 from pytools.sources.probing.sweep import Sweep
@@ -44,27 +43,6 @@ _REPLY_NS: Final = 200_000_000  # besides twice the longest round trip so far
 _ASK_NS: Final = 50_000_000  # for each that is asked
 _BURST: Final = 8  # probes of a sweep at once
 _BAD: Final = frozenset({"slow", "lossy", "dead"})
-
-
-@dataclass
-class _Search:
-    """A search under way: of all ways of a path, or of where one is bad."""
-
-    known: PathWays
-    what: Meeting | Locating
-    sick: Seen | None = None  # of `Locating`
-    batch: Batch | None = None
-    asked: dict[Ask, int] = field(default_factory=dict)  # when
-    seqs: dict[int, Ask] = field(default_factory=dict)
-    replies: dict[Ask, Reply] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.steps = self.what.search()
-
-    @property
-    def counted(self) -> bool:
-        """Whether it is of all ways, and has found enough of them to be told."""
-        return isinstance(self.what, Meeting) and self.what.counted
 
 
 class HiddenWays:
@@ -93,8 +71,8 @@ class HiddenWays:
         self._refused_ns = 0  # when there were no ports for it
         self._look_ns = self._sent_ns = 0
         self._allowed = 0.0  # probes that may be sent now
-        self._search: _Search | None = None
-        self._waiting: _Search | None = None  # a search that has to wait for another
+        self._search: Search | None = None
+        self._waiting: Search | None = None  # a search that has to wait for another
         self._ask_ns = 0  # not before
         self._seq = 0
         self._refused = self._gone_bytes = 0
@@ -239,7 +217,7 @@ class HiddenWays:
             known = min(waiting, key=lambda each: each.searched_ns)
             known.searched_ns, known.routers = now_ns, self._routers(known)
             meeting = Meeting(known.routers, known.hops, known.pinned.path.interface in self._bundles)
-            self._search = _Search(known, meeting)
+            self._search = Search(known, meeting)
             self._step(now_ns)
 
     def _routers(self, known: PathWays) -> int:
@@ -262,7 +240,7 @@ class HiddenWays:
         locating = Locating(seen.way, (alike or good)[0].way, seen.state, first, size)
         if self._search is not None:
             self._waiting = self._search
-        self._search = _Search(known, locating, seen)
+        self._search = Search(known, locating, seen)
         return True
 
     def _step(self, now_ns: int, last_ns: int = 0) -> None:
@@ -287,7 +265,7 @@ class HiddenWays:
         self._search, self._waiting = self._waiting, None
         self._close_taps()
 
-    def _learn(self, search: _Search, now_ns: int) -> None:
+    def _learn(self, search: Search, now_ns: int) -> None:
         known, what = search.known, search.what
         if isinstance(what, Meeting):
             found = what.ways()
@@ -330,7 +308,7 @@ class HiddenWays:
             self._ask_ns = last_ns + _ASK_NS * len(search.asked)
             self._step(now_ns, last_ns)
 
-    def _ask(self, search: _Search, batch: Batch) -> None:
+    def _ask(self, search: Search, batch: Batch) -> None:
         assert self._sweep is not None
         known, search.seqs = search.known, {}
         for ask in batch.asks:
