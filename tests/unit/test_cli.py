@@ -19,7 +19,7 @@ from click.testing import CliRunner
 from serving import Served
 from support import ROOT, SWERVE, wait_until
 
-from pytools import cli, signals
+from pytools import cli, cli_tables, signals
 from pytools.errors import PolicyError, RefusedError, SwerveError
 
 pytestmark = pytest.mark.slow
@@ -345,9 +345,9 @@ def test_the_tap_gets_the_command_as_it_stands(separator: list[str], monkeypatch
 
     monkeypatch.setattr(tap_command, "run", run_tapped)
     words = ["ib_write_bw", "-d", "rxe0", "--iters", "5", "-n", "3", "--", "h2"]
-    assert cli.run(cli.rdma, ["tap", "-n", "lab-h1", *separator, *words]) == 7
+    assert cli.run(cli_tables.rdma, ["tap", "-n", "lab-h1", *separator, *words]) == 7
     assert asked == [(words, "lab-h1")]
-    assert cli.run(cli.rdma, ["tap"]) == 2
+    assert cli.run(cli_tables.rdma, ["tap"]) == 2
 
 
 def test_without_an_agent_the_error_names_the_next_step(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("pytools.doctor",),
     ("pytools.agent",),
     ("pytools.cli_options",),
-    ("pytools.cli_history",),
+    ("pytools.cli_history", "pytools.cli_tables"),
     ("pytools.cli",),
     ("steering.plan", "steering.prefixes"),
     ("steering.policy",),
