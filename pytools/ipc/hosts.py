@@ -18,7 +18,7 @@ import threading
 import time
 import urllib.parse
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -77,13 +77,7 @@ class HostBus:
         What seals messages, and refuses those that are forged or old.
     """
 
-    def __init__(
-        self,
-        host: str,
-        peers: Sequence[config.Peer],
-        settings: config.HostBus,
-        now: Callable[[], int] = time.monotonic_ns,
-    ) -> None:
+    def __init__(self, host: str, peers: Sequence[config.Peer], settings: config.HostBus) -> None:
         names = dict.fromkeys(peer.name for peer in peers)
         if host in names:
             raise UsageError(
@@ -91,7 +85,7 @@ class HostBus:
             )
         secret = read_key(Path(settings.key_file))
         self.probe_key = derived(secret, "probes")[:_PROBE_KEY_BYTES]
-        self._host, self._names, self._port, self._now = host, tuple(names), settings.port, now
+        self._host, self._names, self._port = host, tuple(names), settings.port
         self._addresses = tuple(peer.address for peer in peers)
         # One connection a pair: the name that sorts first connects, to the first address. zenoh would try any other
         # way again and again, only to find that there is a connection.
@@ -121,7 +115,7 @@ class HostBus:
         if len(payload) > MAX_PAYLOAD or len(topic.encode()) > MAX_NAME:
             self.sealer.refused["oversize"] += 1
             return
-        now_ns = self._now()
+        now_ns = time.monotonic_ns()
         for name in (to,) if to is not None else self._names:
             if self.sealer.confirmed(name, now_ns):
                 self._put(name, self.sealer.seal(topic, payload, name))
@@ -138,7 +132,7 @@ class HostBus:
 
     def confirmed(self) -> list[str]:
         """The peers that have proved lately that they live and have the key."""
-        now_ns = self._now()
+        now_ns = time.monotonic_ns()
         return [name for name in self._names if self.sealer.confirmed(name, now_ns)]
 
     def register(self, selector: selectors.BaseSelector) -> None:
@@ -170,7 +164,7 @@ class HostBus:
     def _take_arrived(self) -> None:
         if self._ring is None:
             return
-        now_ns = self._now()
+        now_ns = time.monotonic_ns()
         for _ in range(_ARRIVED):  # what keeps pouring in meanwhile waits for the next turn
             if (sample := self._ring.try_recv()) is None:
                 return

@@ -19,8 +19,6 @@ from steering.policy.actions import WEIGHT_KINDS
 from steering.policy.conditions import Silence, leaves
 from steering.policy.model import Policy, Rule
 
-_Prefix = ipaddress.IPv4Network | ipaddress.IPv6Network
-
 
 def standbys(
     policy: Policy,

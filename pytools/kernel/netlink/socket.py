@@ -35,8 +35,8 @@ T = TypeVar("T")
 class NetlinkError(SwerveError):
     """The kernel answered a netlink request with an error."""
 
-    def __init__(self, what: str, code: int, sentence: str, next_step: str = "") -> None:
-        super().__init__(f"{what}: {sentence or os.strerror(code)}", next_step)
+    def __init__(self, what: str, code: int, sentence: str) -> None:
+        super().__init__(f"{what}: {sentence or os.strerror(code)}")
         self.code = code  # the errno, positive
         self.sentence = sentence  # the kernel's own explanation; empty when it gave none
 

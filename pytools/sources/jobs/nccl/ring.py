@@ -26,7 +26,6 @@ STALE_NS: Final = 60_000_000_000  # RING_STALE_NS
 COLLECTIVE, P2P, KERNEL, PROXY = 1, 2, 3, 4  # enum ring_kind
 EVENTS: Final = {"operations": 0b110, "proxy": 0b11000, "kernel": 1 << 6}  # bits of the mask; each brings operations
 COUNTERS: Final = ("full", "no_slot", "no_communicator", "unknown", "foreign", "unfinished")  # enum ring_counter
-WAITS: Final = {True: ("gpu", "peer", "network"), False: ("network", "flush", "gpu")}  # by `send`: what wait_ns counts
 
 _HEADER: Final = np.dtype(
     {
