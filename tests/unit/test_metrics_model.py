@@ -34,7 +34,7 @@ from pytools.signals import (
     Retransmissions,
 )
 from pytools.signals import Path as NetworkPath
-from pytools.views.metrics.counting import INTERFACES, PATHS, PORTS, WAYS
+from pytools.views.metrics.counting import ROWS, WAYS
 from pytools.views.metrics.families import FAMILIES
 from pytools.views.metrics.model import FORGOTTEN_NS, FRESH_NS, Model
 from pytools.views.metrics.parts import Histogram as Buckets
@@ -415,11 +415,11 @@ def test_the_number_of_series_has_a_limit_and_what_is_left_out_is_counted() -> N
     # Of each path come eight signals, of each interface and port one. Of one_of_each: nine of a path, its probes too,
     # rail1 and its event, and a port, for which there is no room either.
     assert left == {
-        "path": 8 * (MANY - PATHS) + 9,
-        "interface": MANY - INTERFACES + 2,
-        "port": MANY - PORTS + 1,
+        "path": 8 * (MANY - ROWS["path"]) + 9,
+        "interface": MANY - ROWS["interface"] + 2,
+        "port": MANY - ROWS["port"] + 1,
     }
-    assert len({labels for name, labels in found if name == "swerve_path_loss_ratio"}) == PATHS
+    assert len({labels for name, labels in found if name == "swerve_path_loss_ratio"}) == ROWS["path"]
 
 
 def test_ways_are_counted_by_what_was_last_told_of_each_up_to_a_limit() -> None:

@@ -7,7 +7,7 @@ of metrics in seconds are nanoseconds here.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from operator import attrgetter
 from typing import Any, Final, NamedTuple, get_args, get_type_hints
 
@@ -44,14 +44,19 @@ from pytools.signals import (
 from pytools.views.metrics.parts import Key, Row
 from pytools.views.model import is_shown
 
-PATHS: Final = 512
-INTERFACES: Final = 64
-GROUPS: Final = 512
+_PATHS: Final = 512
+# Kind of row -> how many there can be.
+ROWS: Final = {
+    "path": _PATHS,
+    "app": 2 * _PATHS,
+    "interface": 64,
+    "group": 512,
+    "port": 64,
+    "gpu": 64,
+    "namespace": 256,
+    "job": 256,
+}
 MEMBERS: Final = 16  # of a group
-NAMESPACES: Final = 256
-PORTS: Final = 64
-JOBS: Final = 256
-GPUS: Final = 64
 WAYS: Final = 64  # behind the first hop of a path
 _WAYS_LAST_NS: Final = 15_000_000_000  # they are told every 5 s
 CAUSES: Final = Retransmissions.__struct_fields__
@@ -337,20 +342,53 @@ SUBJECTS: Final[dict[type, Subject]] = {
 }
 
 
-def path_row(labels: Key, left_out: Counter[str]) -> Row:
-    """A path; one without a destination is an interface, of which there is TCP alone."""
-    if not labels[1]:
-        return Row(labels, left_out)
-    return Row(labels, left_out, (_ANSWERED, _LOST), (ROUND_TRIPS, *QUEUEING))
+def row_of(kind: str, labels: Key, left_out: Counter[str]) -> Row:
+    """A new row of this kind, with the totals and histograms that it has from the beginning."""
+    match kind:
+        case "path" if labels[1]:  # one without a destination is an interface, of which there is TCP alone
+            return Row(labels, left_out, (_ANSWERED, _LOST), (ROUND_TRIPS, *QUEUEING))
+        case "interface":
+            return Row(labels, left_out, [("swerve_link_events_total", each) for each in EVENTS])
+        case "group":
+            return Row(labels, left_out, limit=MEMBERS)
+        case "host":
+            zeros = [*(("swerve_acts_total", *each) for each in _ACTS), *_OF_PAIR]
+            return Row(labels, left_out, zeros, [TIME_TO_ACT])
+    return Row(labels, left_out)
 
 
-def link_row(labels: Key, left_out: Counter[str]) -> Row:
-    return Row(labels, left_out, [("swerve_link_events_total", each) for each in EVENTS])
+class Table:
+    """Rows by their labels, no more than a limit; whoever comes when it is full is counted and not remembered.
 
+    Parameters
+    ----------
+    limit : int
+        How many rows at most.
+    left_out : Counter
+        Where signals that found no row are counted.
+    """
 
-def group_row(labels: Key, left_out: Counter[str]) -> Row:
-    return Row(labels, left_out, limit=MEMBERS)
+    def __init__(self, kind: str, limit: int, left_out: Counter[str]) -> None:
+        self._kind, self._limit, self._left_out = kind, limit, left_out
+        self._rows: dict[Key, Row] = {}
 
+    def row(self, labels: Key, at_ns: int) -> Row | None:
+        """The row of these labels, which was heard of then; None, and counted, when there is no room for another."""
+        row = self._rows.get(labels)
+        if row is None:
+            if len(self._rows) >= self._limit:
+                self._left_out[self._kind] += 1
+                return None
+            row = self._rows[labels] = row_of(self._kind, labels, self._left_out)
+        row.heard_ns = max(row.heard_ns, at_ns)
+        return row
 
-def host_row(left_out: Counter[str]) -> Row:
-    return Row((), left_out, [*(("swerve_acts_total", *each) for each in _ACTS), *_OF_PAIR], [TIME_TO_ACT])
+    def remove(self, labels: Key) -> None:
+        self._rows.pop(labels, None)
+
+    def forget(self, before_ns: int) -> None:
+        """Remove what was last heard of before then."""
+        self._rows = {labels: row for labels, row in self._rows.items() if row.heard_ns >= before_ns}
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self._rows.values())

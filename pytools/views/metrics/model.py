@@ -13,22 +13,7 @@ from typing import Any, Final
 
 from pytools.ipc.wire import TAGS
 from pytools.signals import AnySignal, Clock, PathState, RdmaQueuePair, Self
-from pytools.views.metrics.counting import (
-    GPUS,
-    GROUPS,
-    INTERFACES,
-    JOBS,
-    NAMESPACES,
-    PATHS,
-    PORTS,
-    SUBJECTS,
-    group_row,
-    host_row,
-    link_row,
-    pair_grown,
-    path_row,
-)
-from pytools.views.metrics.parts import Row, Table
+from pytools.views.metrics.counting import ROWS, SUBJECTS, Table, pair_grown, row_of
 
 # `self` is not among them: it is asked for in short looks, because the kernel times every program meanwhile.
 TYPES: Final = frozenset(TAGS[kind] for kind in (SUBJECTS.keys() | {Clock, RdmaQueuePair}) - {Self})
@@ -54,32 +39,10 @@ class Model:
         self.refused = 0  # scrapes, because too many were under way
         self.paused = 0  # times that none could be accepted for want of a descriptor
         # Signals for which there was no room, by kind; and round trips below zero.
-        self.left_out = Counter(
-            path=0,
-            way=0,
-            app=0,
-            interface=0,
-            group=0,
-            queue_pair=0,
-            port=0,
-            gpu=0,
-            namespace=0,
-            job=0,
-            name=0,
-            round_trip=0,
-        )
-        self.of_host = host_row(self.left_out)
-        self.tables = {
-            "path": Table("path", PATHS, self.left_out, path_row),
-            "app": Table("app", 2 * PATHS, self.left_out, Row),
-            "interface": Table("interface", INTERFACES, self.left_out, link_row),
-            "group": Table("group", GROUPS, self.left_out, group_row),
-            "port": Table("port", PORTS, self.left_out, Row),
-            "gpu": Table("gpu", GPUS, self.left_out, Row),
-            "namespace": Table("namespace", NAMESPACES, self.left_out, Row),
-            "job": Table("job", JOBS, self.left_out, Row),
-        }
-        self.pairs = Table("queue_pair", QUEUE_PAIRS, self.left_out, Row)
+        self.left_out = Counter(dict.fromkeys((*ROWS, "way", "queue_pair", "name", "round_trip"), 0))
+        self.of_host = row_of("host", (), self.left_out)
+        self.tables = {kind: Table(kind, most, self.left_out) for kind, most in ROWS.items()}
+        self.pairs = Table("queue_pair", QUEUE_PAIRS, self.left_out)
         self.clocks: dict[str, Clock] = {}
         self.cost: Self | None = None  # of the longest window of the last look
         self.steering_heard_ns: int | None = None  # when a controller last spoke

@@ -1,4 +1,4 @@
-"""What metrics are made of: totals that never go back, histograms, and tables with a limit. Pure.
+"""What metrics are made of: totals that never go back, histograms, and rows of them. Pure.
 
 Times are CLOCK_MONOTONIC nanoseconds. Nothing here knows a metric.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from itertools import accumulate
 from typing import Any, Final
 
@@ -133,42 +133,3 @@ class Row:
         self.newest: dict[Any, Any] = {}  # by kind; of events by what happened, too
         self.totals = Totals(zeros, limit, left_out)
         self.histograms = {key: Histogram() for key in histograms}
-
-
-class Table:
-    """Rows by their labels, no more than a limit; whoever comes when it is full is counted and not remembered.
-
-    Parameters
-    ----------
-    limit : int
-        How many rows at most.
-    left_out : Counter
-        Where signals that found no row are counted.
-    make : callable
-        A new row.
-    """
-
-    def __init__(self, kind: str, limit: int, left_out: Counter[str], make: Callable[[Key, Counter[str]], Row]) -> None:
-        self._kind, self._limit, self._left_out, self._make = kind, limit, left_out, make
-        self._rows: dict[Key, Row] = {}
-
-    def row(self, labels: Key, at_ns: int) -> Row | None:
-        """The row of these labels, which was heard of then; None, and counted, when there is no room for another."""
-        row = self._rows.get(labels)
-        if row is None:
-            if len(self._rows) >= self._limit:
-                self._left_out[self._kind] += 1
-                return None
-            row = self._rows[labels] = self._make(labels, self._left_out)
-        row.heard_ns = max(row.heard_ns, at_ns)
-        return row
-
-    def remove(self, labels: Key) -> None:
-        self._rows.pop(labels, None)
-
-    def forget(self, before_ns: int) -> None:
-        """Remove what was last heard of before then."""
-        self._rows = {labels: row for labels, row in self._rows.items() if row.heard_ns >= before_ns}
-
-    def __iter__(self) -> Iterator[Row]:
-        return iter(self._rows.values())

@@ -42,19 +42,7 @@ from pytools.signals import (
     SteeringState,
     TcpHost,
 )
-from pytools.views.metrics.counting import (
-    CAUSES,
-    EVENTS,
-    GPUS,
-    GROUPS,
-    INTERFACES,
-    JOBS,
-    MEMBERS,
-    PATHS,
-    PORT_EVENTS,
-    PORTS,
-    Ways,
-)
+from pytools.views.metrics.counting import CAUSES, EVENTS, MEMBERS, PORT_EVENTS, ROWS, Ways
 from pytools.views.metrics.exposition import Exposition
 from pytools.views.metrics.families import APP, FAMILIES, GPU, JOB, LINK, MEMBER, PATH, PORT, Family
 from pytools.views.metrics.model import Model
@@ -72,13 +60,13 @@ _COST_FRESH_NS: Final = 60_000_000_000  # of what the agent costs, which is look
 _APP_FIGURES: Final = ("p50", "p90", "p99", "max")
 # What has a row in the model, by its labels, the longest first; and how many values each other label can have there.
 _ROWS: Final = {
-    APP: 2 * PATHS,
-    PATH: PATHS,
-    MEMBER: GROUPS * MEMBERS,
-    PORT: PORTS,
-    GPU: GPUS,
-    LINK: INTERFACES,
-    JOB: JOBS,
+    APP: ROWS["app"],
+    PATH: ROWS["path"],
+    MEMBER: ROWS["group"] * MEMBERS,
+    PORT: ROWS["port"],
+    GPU: ROWS["gpu"],
+    LINK: ROWS["interface"],
+    JOB: ROWS["job"],
 }
 _VALUES: Final = {
     **{"direction": 2, "outcome": 2, "fate": 3, "priority": 1 + 8, "cause": len(CAUSES), "what": len(EVENTS)},
