@@ -232,7 +232,7 @@ def member_of(model: Model, path: Path) -> tuple[int, GroupMember] | None:
     """The group and the member of it that carry a path, by longest prefix; None when no group does."""
     found: tuple[int, int, GroupMember] | None = None
     for group in model.of(NexthopGroup).values():
-        length = max((_match(prefix, path.address) for prefix in group.destinations), default=-1)
+        length = max((match(prefix, path.address) for prefix in group.destinations), default=-1)
         if length < 0 or (found is not None and length <= found[0]):
             continue
         for member in group.members:
@@ -242,8 +242,9 @@ def member_of(model: Model, path: Path) -> tuple[int, GroupMember] | None:
 
 
 @functools.lru_cache(maxsize=65536)
-def _match(prefix: str, address: str) -> int:
+def match(prefix: str, address: str) -> int:
     """Length of the prefix when it covers the address, else -1."""
-    network = ipaddress.ip_network("0.0.0.0/0" if prefix == "default" else prefix, strict=False)
     inside = ipaddress.ip_address(address)
+    everything = "0.0.0.0/0" if inside.version == 4 else "::/0"
+    network = ipaddress.ip_network(everything if prefix == "default" else prefix, strict=False)
     return network.prefixlen if inside.version == network.version and inside in network else -1

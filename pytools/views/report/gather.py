@@ -6,7 +6,6 @@ beyond `PATHS`, and so on) is counted by kind.
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -32,6 +31,7 @@ from pytools.signals import (
     Self,
     TcpPath,
 )
+from pytools.views.model import match
 from pytools.views.report.aggregate import (
     ClockHistory,
     GroupHistory,
@@ -90,12 +90,9 @@ def prefixes_of(target: str) -> tuple[str, ...]:
 def _inside(address: str, prefix: str) -> bool:
     """Whether a prefix covers an address; what cannot be read is taken to."""
     try:
-        inside = ipaddress.ip_address(address)
-        network = ipaddress.ip_network(("::/0", "0.0.0.0/0")[inside.version == 4] if prefix == "default" else prefix,
-                                       strict=False)  # fmt: skip
+        return match(prefix, address) >= 0
     except ValueError:
         return True
-    return inside.version == network.version and inside in network
 
 
 PATHS: Final = 256
