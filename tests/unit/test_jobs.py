@@ -27,8 +27,8 @@ from pytools.signals import Job, Owner
 from pytools.sources.jobs import processes as looking
 from pytools.sources.jobs import ras, verdicts
 from pytools.sources.jobs.environment import Place, place
-from pytools.sources.jobs.lag import behind, of_job
 from pytools.sources.jobs.processes import Member, Processes
+from pytools.sources.jobs.ras import behind, of_job
 from pytools.sources.jobs.source import JobSource
 from pytools.sources.jobs.traffic import TYPES, Traffic
 from pytools.views import drawing

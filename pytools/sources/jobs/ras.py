@@ -13,7 +13,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -94,6 +94,37 @@ def parse(text: bytes) -> Answer:
             return Answer("unresponsive", f"{silent} of {silent + ranks} ranks did not answer RAS", found)
         return Answer("ok", "", found)
     return Answer("invalid", f"the answer is no report of RAS: {why}")
+
+
+def behind(before: Sequence[Communicator], now: Sequence[Communicator]) -> list[tuple[Communicator, Rank, int]]:
+    """Communicator, rank, and operations that it is behind, the most first; from two answers.
+
+    RAS collects the counts of all ranks within milliseconds, not at one instant. So a rank counts as behind when it has
+    begun fewer collective operations by now than another rank of its communicator had begun one answer earlier.
+    """
+    reached = {
+        (each.hash, each.secondary_hash): max((rank.operations for rank in each.ranks), default=0) for each in before
+    }
+    found = [
+        (each, rank, missing)
+        for each in now
+        for rank in each.ranks
+        if (missing := reached.get((each.hash, each.secondary_hash), 0) - rank.operations) > 0
+    ]
+    return sorted(found, key=lambda item: (-item[2], item[1].rank))
+
+
+def of_job(communicators: Sequence[Communicator], size: int | None, pids: Mapping[int, set[int]]) -> dict[int, Rank]:
+    """The ranks of the communicator that numbers them as the job does, by number; empty if there is none.
+
+    It has all ranks, and those of this host have the processes that they have here. A process number alone says
+    nothing: on other hosts, and in containers, others have the same.
+    """
+    for each in communicators:
+        found = {rank.rank: rank for rank in each.ranks}
+        if each.size == size and all(number in found and found[number].pid in pids[number] for number in pids):
+            return found
+    return {}
 
 
 def endpoint(address: str) -> tuple[str, int] | None:

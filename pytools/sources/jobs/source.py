@@ -19,9 +19,8 @@ from pytools.ipc.bus import Bus
 from pytools.signals import Job, JobLag, JobPath, JobRank
 from pytools.signals import Path as NetworkPath
 from pytools.sources.jobs import verdicts
-from pytools.sources.jobs.lag import behind, of_job
 from pytools.sources.jobs.processes import Member, Processes
-from pytools.sources.jobs.ras import Answer, Asking, Communicator, Rank, endpoint
+from pytools.sources.jobs.ras import Answer, Asking, Communicator, Rank, behind, endpoint, of_job
 from pytools.sources.jobs.traffic import TYPES, Sum, Traffic
 from pytools.sources.jobs.verdicts import Verdicts
 from pytools.sources.source import Source
