@@ -147,7 +147,7 @@ Ask = Callable[[str, AnySignal | None], features.Finding]
 
 @pytest.fixture
 def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ask:
-    """What one of these checks finds where an agent says this over and over, after it has looked where none runs."""
+    """What one of these checks finds where an agent says this once, after it has looked where none runs."""
     monkeypatch.setenv("SWERVE_RUNTIME_DIR", str(tmp_path))
 
     def answer(name: str, signal: AnySignal | None) -> features.Finding:
@@ -155,13 +155,10 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ask:
         assert find() == features.Finding(None, "no agent runs that could say")
         with contextlib.closing(Served(directories.agent_socket("t"))) as served, ThreadPoolExecutor() as pool:
             asking = pool.submit(find)
-
-            def answered() -> bool:
-                if signal is not None and served.bus.wanted(TAGS[type(signal)]):
-                    served.bus.publish(signal)
-                return asking.done()
-
-            served.until(answered, "doctor has asked")
+            if signal is not None:
+                served.until(lambda: served.bus.wanted(TAGS[type(signal)]), "doctor has asked")
+                served.bus.publish(signal)
+            served.until(asking.done, "doctor has found something")
         return asking.result()
 
     return answer
@@ -198,7 +195,7 @@ def test_looking_leaves_nothing_behind(namespace: str) -> None:
 
     fds = len(os.listdir("/proc/self/fd"))
     before, where = inventory(), os.readlink("/proc/thread-self/ns/net")
-    doctor.examine(namespace, None, PROGRAMS)
+    doctor.examine(namespace, None, PROGRAMS[:1])
     assert inventory() == before
     assert os.readlink("/proc/thread-self/ns/net") == where
     assert len(os.listdir("/proc/self/fd")) == fds
@@ -241,11 +238,11 @@ def test_without_privileges_the_exit_code_is_5_and_every_gap_is_named() -> None:
     assert results["TCX"]["present"] is None and "cannot be tried" in results["TCX"]["detail"]
 
 
-def test_the_command_prints_findings_and_gaps() -> None:
-    done = run([*SWERVE, "doctor"], cwd=ROOT, check=False)
-    assert done.returncode in (0, 5)
-    assert "present  CAP_BPF" in done.stdout and "cannot be done on any host" in done.stdout
-    assert done.stdout.count("costs") >= done.stdout.lower().count("  missing ")
+def test_findings_and_gaps_are_printed(report: doctor.Report, capsys: pytest.CaptureFixture[str]) -> None:
+    assert doctor.run(None, None, [], as_json=False, color=False) == (0 if report.sound else 5)
+    said = capsys.readouterr().out
+    assert "present  CAP_BPF" in said and "cannot be done on any host" in said
+    assert said.count("costs") >= said.lower().count("  missing ")
 
 
 def test_an_unknown_namespace_is_a_usage_error() -> None:

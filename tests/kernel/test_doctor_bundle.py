@@ -111,7 +111,7 @@ def test_the_clock_is_said_to_be_set_or_not() -> None:
     assert said is None or ("status: 64" in said.stdout) == (check.present is False)
 
 
-def test_a_bundle_of_a_namespace(host: str, tmp_path: Path) -> None:
+def test_a_bundle_of_a_namespace(host: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(["ip", "-n", host, "route", "add", "10.9.0.0/16", "via", "10.77.0.2"])
     run(["ip", "-n", host, "rule", "add", "fwmark", "0x99", "table", "99"])
     policy = tmp_path / "policy.yaml"
@@ -134,7 +134,8 @@ def test_a_bundle_of_a_namespace(host: str, tmp_path: Path) -> None:
     report = json.loads(parts["doctor.json"])
     assert report["versions"]["bcc"] and len(report["results"]) > 30
     plain = tmp_path / "plain.tar.gz"
-    manifest = json.loads(run([*SWERVE, "doctor", "-n", host, "--bundle", str(plain), "-j"]).stdout)
+    doctor.bundle(plain, host, None, [], redact=False, as_json=True)
+    manifest = json.loads(capsys.readouterr().out)
     assert manifest["addresses_hidden"] is None
     assert json.loads(parts_of(plain)["config.json"])["peers"][0]["address"] == "10.77.0.2"
 
