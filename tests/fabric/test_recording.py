@@ -1,4 +1,7 @@
-"""The flight recorder of a real agent: it has what watchers saw, also after a kill; policies are tried on it."""
+"""The flight recorder of a real agent: it has what watchers saw, also after a kill; policies are tried on it.
+
+The agents run as the shipped unit runs one: what root may do besides is not needed.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import by_unit
 import pytest
 import support
 
@@ -40,7 +44,8 @@ rules:
 
 @pytest.fixture(scope="module")
 def lab() -> Iterator[Lab]:
-    with Lab.up(f"rec{os.getpid()}", hosts=2, rails=2, rate="100mbit", queue_bytes=1_000_000) as made:
+    settings = {"hosts": 2, "rails": 2, "rate": "100mbit", "queue_bytes": 1_000_000}
+    with by_unit.agents_by_the_unit(), Lab.up(f"rec{os.getpid()}", **settings) as made:
         made.start(made.hosts[1], [*support.SWERVE, "agent", "-n", made.hosts[1].netns])  # who answers
         yield made
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -14,9 +13,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import by_unit
 import pytest
 import service_kit as kit
-import service_plugin
 import support
 import under_unit
 from service_kit import CONFIG, Service, room
@@ -429,59 +428,6 @@ def test_it_waits_for_nobody_who_does_not_listen(veth_pair: tuple[str, str], roo
         assert one.process.poll() is None
 
 
-# ---- tests that were written for an agent of root's ----
-
-
-OF_ROOT = {
-    # The flight recorder, killed and read back. What is suggested from a recording, root reads: tests/fabric has it.
-    "recording": ("tests/fabric/test_recording.py", "not suggested"),
-    # Messages between hosts, samples of application packets, clocks that disagree.
-    "between hosts": ("tests/fabric/test_app_delay.py", "ipv4-merged or clocks_that_disagree"),
-}
-
-
-@pytest.fixture(scope="module")
-def sessions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple[subprocess.Popen[bytes], Path]]]:
-    """Sessions of tests that run side by side, agents by the unit, and what each writes."""
-    support.require("bcc", "tracefs", "ethtool", "iperf3")
-    started = {}
-    with contextlib.ExitStack() as stack:
-        for name, (file, which) in OF_ROOT.items():
-            line = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "service_plugin", "-p", "no:cacheprovider", file]
-            line += ["-k", which]
-            env = os.environ | {"PYTHONPATH": str(support.ROOT / "tests")}
-            said = tmp_path_factory.mktemp("session") / "said"
-            process = subprocess.Popen(
-                line,
-                cwd=support.ROOT,
-                env=env,
-                stdin=subprocess.DEVNULL,
-                stdout=stack.enter_context(said.open("wb")),
-                stderr=subprocess.STDOUT,
-            )
-            stack.enter_context(process)
-            stack.callback(_interrupt, process)
-            started[name] = process, said
-        yield started
-
-
-def _interrupt(process: subprocess.Popen[bytes]) -> None:
-    """End a session that still runs as Ctrl-C does: it takes down what it has made."""
-    if process.poll() is None:
-        process.send_signal(signal.SIGINT)
-
-
-@pytest.mark.deadline(400)
-@pytest.mark.parametrize("name", OF_ROOT)
-def test_agent_tests_pass_under_the_unit(sessions: dict[str, tuple[subprocess.Popen[bytes], Path]], name: str) -> None:
-    process, place = sessions[name]
-    support.wait_until(lambda: process.poll() is not None, 380, "the session has ended", every_s=0.1)
-    said = place.read_text()
-    assert process.returncode == 0, said[-4000:]
-    count = re.search(r"agents run by the unit: (\d+)", said)
-    assert count and int(count[1]) >= 2
-
-
 # ---- the controller ----
 
 POLICY = """\
@@ -502,13 +448,13 @@ def test_a_killed_controller_is_undone_by_its_guardian(unique_name) -> None:
     with Lab.up(unique_name(), hosts=2, rails=2, rate="100mbit") as lab:
         host = lab.hosts[0]
         for each in lab.hosts:
-            service_plugin.start(lab.name, each.netns, [*support.SWERVE, "agent", "-n", each.netns])
+            by_unit.start(lab.name, each.netns, [*support.SWERVE, "agent", "-n", each.netns])
         file = directories.runtime_dir(None).parent.parent / f"{lab.name}.yaml"
         file.write_text(POLICY)
         file.chmod(0o644)
         words = ["steer", "run", "--apply", "--policy", str(file)]
         room = directories.state_dir(host.netns)
-        controller = service_plugin.under_the_unit(kit.STEER, lab.name, host.netns, words, stderr=subprocess.PIPE)
+        controller = by_unit.under_the_unit(kit.STEER, lab.name, host.netns, words, stderr=subprocess.PIPE)
 
         def weights() -> dict[int, int]:
             return Host(host.netns).weights()
@@ -531,6 +477,6 @@ def test_a_killed_controller_is_undone_by_its_guardian(unique_name) -> None:
         support.wait_until(lambda: weights() == before, 20, "the guardian has put the weights back")
         support.wait_until(lambda: holder(room / journal.LOCK_FILE) is None, 20, "and has gone")
         command = kit.STEER, lab.name, host.netns, ["steer", "undo"]
-        after = service_plugin.under_the_unit(*command, stdout=subprocess.PIPE)
+        after = by_unit.under_the_unit(*command, stdout=subprocess.PIPE)
         assert "nothing to undo" in after.communicate(timeout=60)[0], "ExecStopPost= finds nothing left"
         file.unlink()

@@ -1,4 +1,4 @@
-"""Has the agents of labs run as the shipped unit runs one: `pytest -p service_plugin tests/fabric/test_recording.py`.
+"""Has the agents of labs run as the shipped unit runs one, in tests that were written for agents of root's.
 
 What a test asks of an agent stays the same: its socket, state and configuration are where they would be, but belong to
 the unit's user, who has its capabilities, system calls and file system and no others. An agent that the test starts in
@@ -7,13 +7,13 @@ another way than by its lab is not touched.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-import pytest
 import service_kit as kit
 import support
 
@@ -75,11 +75,21 @@ def under_the_unit(
     return _start(lab, netns, line, {**(env or {}), **here, "TMPDIR": str(run)}, stdout, stderr)
 
 
-def pytest_configure() -> None:
-    """From now on every lab of this session starts its agents so."""
+@contextlib.contextmanager
+def agents_by_the_unit() -> Iterator[None]:
+    """Have every lab start its agents so meanwhile.
+
+    Raises
+    ------
+    AssertionError
+        If fewer than two were: what was tried shows nothing of the unit.
+    """
+    support.require("tracefs")
+    kit.require_systemd()
+    before = len(started)
     processes.start = start
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say how many, so that a run in which none was can be told from one that shows something."""
-    terminalreporter.write_line(f"agents run by the unit: {len(started)}")
+    try:
+        yield
+    finally:
+        processes.start = _start
+    assert len(started) - before >= 2, "agents are started in another way"
