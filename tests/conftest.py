@@ -23,7 +23,6 @@ from pathlib import Path
 import leaks
 import pytest
 import support
-from hypothesis import HealthCheck, settings
 
 ROOT_TIERS = ("kernel", "fabric", "vm")
 DEADLINE_S, CLEAN_UP_S = 120.0, 30.0
@@ -35,11 +34,14 @@ MS_REC, MS_PRIVATE = 0x4000, 0x40000
 # Random examples of a test that does not say how many. One that waits for the disk, or for a processor, is no failure:
 # by itself Hypothesis allows each 200 ms.
 EXAMPLES = {"untimed": 30, "quick": 10, "many": 1000}  # make test, test-quick, prove NAME=random_examples
-for _name, _examples in EXAMPLES.items():
-    settings.register_profile(
-        _name, deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=_examples
-    )
-settings.load_profile("untimed")
+if "SWERVE_GUEST_RESULTS" not in os.environ:  # no test in the guest has examples, and the import takes a second there
+    from hypothesis import HealthCheck, settings
+
+    for _name, _examples in EXAMPLES.items():
+        settings.register_profile(
+            _name, deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=_examples
+        )
+    settings.load_profile("untimed")
 
 _ENDING_S = 2.0
 _numbers = itertools.count(1)

@@ -1,6 +1,7 @@
 """Builds the C programs of tests/native: a stand-in for libibverbs and the small applications that use it.
 
-Everything lands in one directory, made once a process and removed at its end. Needs cc and libibverbs' headers.
+Everything lands in one directory, made once a process and removed at its end. Needs cc and libibverbs' headers. What
+the second kernel's tests need of it is built out here: emulated, a compiler takes seconds for each.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from types import TracebackType
 from typing import Self
 
 NATIVE = Path(__file__).resolve().parent / "native"
+NET = NATIVE.parent.parent / "examples/nccl-net"
+VARIABLE = "SWERVE_GUEST_NATIVE"  # in the guest's environment: where `for_guest` has left it
+SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 FLAGS = ("-O2", "-g", "-std=gnu11", "-Wall", "-Wno-unused-parameter")
 PROVIDERS = ("alpha", "beta")
 
@@ -56,9 +60,38 @@ def fake_verbs(strip: bool = False) -> Path:
 @functools.cache
 def program(name: str, *flags: str) -> Path:
     """An application from tests/native, linked against the real libibverbs (run it with `environment`)."""
-    target = directory() / (name + "".join(flag.replace("/", "_") for flag in flags))
-    cc(NATIVE / f"{name}.c", *flags, "-o", target, "-Wl,--as-needed", "-libverbs", "-lpthread", "-ldl")
-    return target
+    words = (NATIVE / f"{name}.c", *flags, "-Wl,--as-needed", "-libverbs", "-lpthread", "-ldl")
+    return _built(name + "".join(flag.replace("/", "_") for flag in flags), *words)
+
+
+def _built(name: str, *words: object) -> Path:
+    """What these words for the compiler make; in the guest what they made out here."""
+    outside = Path(os.environ.get(VARIABLE, "/nowhere"), name)
+    if outside.exists():
+        return outside
+    cc(*words, "-o", directory() / name)
+    return directory() / name
+
+
+@functools.cache
+def preload() -> Path:
+    """What has perftest post by the extended API on any device."""
+    return _built("perftest_extended.so", "-shared", "-fPIC", NATIVE / "perftest_extended.c", "-ldl")
+
+
+@functools.cache
+def pingpong(*flags: str) -> tuple[Path, Path]:
+    """The program of examples/nccl-net, and the plugin that it loads."""
+    kind, shared = "-sanitized" if flags else "", ("-shared", "-fPIC", "-fvisibility=hidden")
+    plugin = _built(f"libnccl-net-swerve{kind}.so", *flags, *shared, NET / "plugin.c", "-libverbs")
+    return _built(f"pingpong{kind}", *flags, NET / "pingpong.c", "-ldl"), plugin
+
+
+def for_guest(place: Path) -> None:
+    """Build what the guest's tests use, and copy it there."""
+    place.mkdir()
+    for each in (program("rc_pair"), preload(), *pingpong(), *pingpong(*SANITIZERS)):
+        shutil.copy(each, place)
 
 
 def environment(strip: bool = False) -> dict[str, str]:

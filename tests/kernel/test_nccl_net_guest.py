@@ -17,12 +17,10 @@ import support
 pytestmark = [pytest.mark.guest(only=True, every=5), pytest.mark.deadline(240)]
 
 SECONDS = 2  # at least
-SOURCES = support.ROOT / "examples/nccl-net"
 LIMIT_S = 5.0  # for what has to happen next, before SWERVE_SLOW_FACTOR
 STALL_MS = 200  # what an emulated processor does not exceed by itself
 CONNECTIONS = 2  # one each way
 NEVER_MS = 60_000  # the device gives up long before
-SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 Rails = tuple[rdma_kit.Cable, rdma_kit.Cable]
 
 
@@ -36,10 +34,7 @@ class Pingpong:
     """pingpong.c with the plugin, until its standard input ends."""
 
     def __init__(self, rails: Rails, directory: Path, size: int, stall_ms: int, flags: Sequence[str]) -> None:
-        plugin, program = directory / "libnccl-net-swerve.so", directory / "pingpong"
-        shared = ("-shared", "-fPIC", "-fvisibility=hidden")
-        native_build.cc(*flags, *shared, SOURCES / "plugin.c", "-o", plugin, "-libverbs")
-        native_build.cc(*flags, SOURCES / "pingpong.c", "-o", program, "-ldl")
+        program, plugin = native_build.pingpong(*flags)
         ends = (",".join(each.client.device for each in rails), ",".join(each.server.device for each in rails))
         self._log, self._out = directory / "log", directory / "out"
         with self._log.open("w") as log, self._out.open("w") as out:
@@ -97,7 +92,7 @@ def counted(log: str, name: str) -> int:
 
 @pytest.mark.parametrize(
     ("size", "stall_ms", "flags"),
-    [(1000, STALL_MS, ()), (100_000, STALL_MS, SANITIZERS), (100_000, NEVER_MS, ())],
+    [(1000, STALL_MS, ()), (100_000, STALL_MS, native_build.SANITIZERS), (100_000, NEVER_MS, ())],
     ids=["one_chunk", "four_chunks", "error_completion"],
 )
 def test_messages_survive_the_loss_of_the_primary_rail_and_return_to_it(
@@ -119,7 +114,7 @@ def test_messages_survive_the_loss_of_the_primary_rail_and_return_to_it(
 
 def test_chunks_whose_acknowledgement_is_lost_are_sent_again_and_discarded(rails: Rails, tmp_path: Path) -> None:
     primary, _ = rails
-    with pingpong(rails, tmp_path, 100_000, STALL_MS, SANITIZERS) as running:
+    with pingpong(rails, tmp_path, 100_000, STALL_MS, native_build.SANITIZERS) as running:
         for _ in range(30):  # nothing comes again where the receiver says over the backup, before, what it has
             fail_and_heal(running, primary, primary.server)
             if "came again" in running.log:

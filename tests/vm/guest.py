@@ -2,15 +2,19 @@
 
 The guest sees this machine's file system read-only (its writes to /tmp, /var, … stay in the guest's memory) and one
 directory it can write to, at /mnt. Emulation makes it about ten times slower than the machine.
+vng finds the modules and makes the emulator's command and the initial file system; what is run in the guest from its
+first process on is `SCRIPT`: what vng starts there (udev, temporary files) takes longer than the kernel itself.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import lzma
 import os
 import shlex
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -19,13 +23,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import compiled_outside
+import native_build
 import support
 import tsc
 
 from pytools.kernel.native import TAP
 
 SHARED_IN_GUEST = "/mnt"
-COMPILED = "compiled"
+COMPILED, NATIVE = "compiled", "native"
 SLOW_FACTOR = 30
 # For all tests in the guest, its boot and the tests beside it included; without it a dead guest would be waited for.
 LIMIT_S = 1800.0
@@ -40,13 +45,13 @@ PROCESSORS = "2" if os.environ.get("SWERVE_GUEST") == "all" else "1"
 
 # What costs an emulator much and decides no test: mitigations of faults that it does not have, hardening (memory that
 # is cleared when it is given, checks of copies), a fifth level of page tables, and user memory that is guarded from the
-# kernel. The processor is vng's (`max`) otherwise. Its counter
-# is the clock, by the frequency that it is told (tsc.py): a look at the HPET leaves the emulated code.
+# kernel; ciphers that test themselves. The processor is vng's (`max`) otherwise. Its counter is the clock, by the
+# frequency that it is told (tsc.py): a look at the HPET leaves the emulated code.
 # Nor does the boot count interrupts of the timer: a guest that has no processor meanwhile would panic for lack of them.
-# Of its messages (--verbose) the console shows the last ones, of a panic.
+# Of its messages the console shows the last ones, of a panic.
 KERNEL_OPTIONS = (
     "mitigations=off init_on_alloc=0 hardened_usercopy=off randomize_kstack_offset=off apparmor=0 audit=0 "
-    "tsc=reliable no_timer_check nowatchdog quiet loglevel=1"
+    "cryptomgr.notests tsc=reliable no_timer_check nowatchdog quiet loglevel=1"
 )
 PROCESSOR = "-cpu max,-la57,-smap,-smep "
 
@@ -56,21 +61,39 @@ CACHED_ROOT = "-fsdev local,id=cached,path=/,security_model=none,readonly=on,mul
     "-device virtio-9p-pci,fsdev=cached,mount_tag=cached"
 )
 
-# Runs as root in the guest. Debian mounts no BPF file system there. Bytecode is this machine's (`compile_sources`).
-# Where libraries lie at one address in every process, the emulator translates their code once.
+# The guest's first process, and what follows in the root with a cache. The checkout may lie in /tmp. Bytecode is this
+# machine's (`compile_sources`). Where libraries lie at one address in every process, the emulator translates their code
+# once.
 SCRIPT = """#!/bin/sh
-echo 0 >/proc/sys/kernel/randomize_va_space
+root=/srv
+mount -t 9p -o ro,trans=virtio,version=9p2000.L,cache=loose,msize=524288 cached $root
+mount -t proc proc $root/proc
+mount -t sysfs sysfs $root/sys
+mount -t devtmpfs devtmpfs $root/dev
+mkdir $root/dev/pts $root/dev/shm
+mount -t devpts devpts $root/dev/pts
+mount -t tmpfs -o mode=755 tmpfs $root/run
+mount --bind $root /opt
+for place in dev/shm tmp; do mount -t tmpfs tmpfs $root/$place; done
+mkdir -p $root{root}
+mount --bind /opt{root} $root{root}
+mount -t 9p -o trans=virtio,version=9p2000.L,msize=524288 virtme.initmount0 $root{shared}
+exec chroot $root sh {shared}/inner
+"""
+INNER = """ln -s /proc/self/fd /dev/fd
+mount -t cgroup2 cgroup2 /sys/fs/cgroup
 mount -t bpf bpf /sys/fs/bpf
+mount -t debugfs debugfs /sys/kernel/debug
+mount -t tracefs tracefs /sys/kernel/tracing
+echo 0 >/proc/sys/kernel/randomize_va_space
+export HOME=/tmp PYTHONPATH={plugins} {environment}
 ip link set lo up
 for module in {modules}; do modprobe $module; done
 uname -r >{shared}/kernel
-mount -t 9p -o ro,trans=virtio,version=9p2000.L,cache=loose,msize=524288 cached /srv
-for directory in proc sys dev run tmp {shared}; do mount --rbind /$directory /srv/$directory; done
-export HOME=/tmp PYTHONPATH={plugins} {environment}
-unset PYTHONDONTWRITEBYTECODE
 cd {root}
-exec chroot /srv sh -c 'cd "$0" && exec "$@"' {root} {python} -m pytest -p no:cacheprovider -p guest_results \
-	--durations=40 @{shared}/tests
+{python} -m pytest -p no:cacheprovider -p guest_results --durations=40 @{shared}/tests </dev/null >{shared}/said 2>&1
+echo o >/proc/sysrq-trigger
+while :; do :; done
 """
 
 
@@ -89,7 +112,7 @@ class Run:
     tests: frozenset[str]  # that it was to run
     kernel: str  # release; empty when it never got that far
     results: dict[str, Result]
-    console: str
+    console: str  # and what pytest wrote
 
 
 def shares(tests: Sequence[str]) -> list[list[str]]:
@@ -116,6 +139,21 @@ def kernel_image() -> Path | None:
     return max(images, key=lambda image: image.stat().st_mtime, default=None)
 
 
+def unpacked(image: Path, place: Path) -> Path:
+    """The kernel in an image of it, left at this place: an emulated processor needs seconds to unpack it.
+
+    Or the image, if it is packed in another way than Debian's are.
+    """
+    data = image.read_bytes()
+    sectors = data[0x1F1]  # setup_sects; then payload_offset and payload_length: the x86 boot protocol
+    offset, length = struct.unpack_from("<II", data, 0x248)
+    packed = data[(sectors + 1) * 512 + offset :][:length]
+    if not packed.startswith(b"\xfd7zXZ"):
+        return image
+    place.write_bytes(lzma.LZMADecompressor().decompress(packed))  # its length follows
+    return place
+
+
 class Guest:
     """One boot of the guest, in which these tests run beside whatever runs out here.
 
@@ -130,17 +168,19 @@ class Guest:
         self._end_s = time.monotonic() + limit_s
         write_script(tests, shared)
         compiled_outside.put(shared / COMPILED)
-        directory = Path(sys.executable).parent
+        native_build.for_guest(shared / NATIVE)
+        directory, kernel = Path(sys.executable).parent, unpacked(image, shared / "vmlinux")
+        # Instead of vng's, so that init is ours; panic: the emulator ends.
+        options = f"{KERNEL_OPTIONS} tsc_early_khz={tsc.frequency_khz()} console=ttyS0 panic=-1 init={shared}/script"
         command = [
             *("chrt", "--idle", "0"),
             str(directory / "vng"),
             "--verbose",
             "--disable-kvm",  # nested virtualisation hangs on some hosts; emulation works everywhere
             *("--run", str(image), "--memory", "2G", "--cpus", PROCESSORS, "--user", "root"),
-            *("--append", f"{KERNEL_OPTIONS} tsc_early_khz={tsc.frequency_khz()}"),
-            f"--qemu-opts={PROCESSOR}{CACHED_ROOT}",
             *("--rwdir", f"{SHARED_IN_GUEST}={shared}"),
-            *("--", f"sh {SHARED_IN_GUEST}/script"),
+            f"--qemu-opts={PROCESSOR}{CACHED_ROOT} -kernel {kernel} -append '{options}'",
+            *("--", "unused: the first process is ours"),
         ]
         with (shared / "console").open("wb") as console:
             self._process = subprocess.Popen(
@@ -179,19 +219,22 @@ def write_script(tests: Sequence[str], shared: Path) -> None:
         "SWERVE_SLOW_FACTOR": str(SLOW_FACTOR),
         "SWERVE_GUEST_RESULTS": f"{SHARED_IN_GUEST}/results",
         compiled_outside.VARIABLE: f"{SHARED_IN_GUEST}/{COMPILED}",
+        native_build.VARIABLE: f"{SHARED_IN_GUEST}/{NATIVE}",
         "SWERVE_FORBID_SKIPS": os.environ.get("SWERVE_FORBID_SKIPS", ""),
         "SWERVE_TEST_KIND": os.environ.get("SWERVE_TEST_KIND", ""),  # tests/prove/vrf.py
         "PATH": f"{Path(sys.executable).parent}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
     }
-    script = SCRIPT.format(
-        modules=" ".join(MODULES),
-        shared=SHARED_IN_GUEST,
-        root=shlex.quote(str(support.ROOT)),
-        plugins=shlex.quote(str(Path(__file__).parent)),
-        python=shlex.quote(sys.executable),
-        environment=" ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items()),
-    )
-    (shared / "script").write_text(script)
+    words = {
+        "modules": " ".join(MODULES),
+        "shared": SHARED_IN_GUEST,
+        "root": shlex.quote(str(support.ROOT)),
+        "plugins": shlex.quote(str(Path(__file__).parent)),
+        "python": shlex.quote(sys.executable),
+        "environment": " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items()),
+    }
+    for name, text in (("script", SCRIPT), ("inner", INNER)):
+        (shared / name).write_text(text.format(**words))
+    (shared / "script").chmod(0o755)
     (shared / "tests").write_text("".join(f"{test}\n" for test in tests))
 
 
@@ -209,4 +252,4 @@ def collect(tests: frozenset[str], shared: Path) -> Run:
         if earlier is None or earlier.outcome != "failed":
             words = entry["why"] or "\n".join(part for part in (entry["words"], entry["captured"]) if part)
             results[entry["test"]] = Result(entry["outcome"], words)
-    return Run(tests, text("kernel").strip(), results, text("console"))
+    return Run(tests, text("kernel").strip(), results, text("console") + text("said"))

@@ -9,9 +9,9 @@ import contextlib
 import statistics
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
+import native_build
 import numpy as np
 import pytest
 import rdma_kit
@@ -27,7 +27,6 @@ pytestmark = [pytest.mark.guest, pytest.mark.deadline(240)]
 ITERATIONS, SIZE = 200, 4096
 OPCODES = {"ib_write_bw": 0, "ib_send_bw": 2, "ib_read_bw": 4}  # enum ibv_wr_opcode
 CLOSED = 2
-PRELOAD = Path(__file__).parent.parent / "native/perftest_extended.c"
 
 
 @pytest.fixture(scope="module")
@@ -70,11 +69,9 @@ def fresh(table: KernelTable) -> Iterator[KernelTable]:
 
 
 @pytest.fixture(scope="module")
-def extended_posts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def extended_posts() -> dict[str, str]:
     """An environment in which perftest posts by the extended API on any device."""
-    library = tmp_path_factory.mktemp("preload") / "perftest_extended.so"
-    support.run(["cc", "-shared", "-fPIC", "-O1", "-o", library, PRELOAD, "-ldl"])
-    return {"LD_PRELOAD": str(library)}
+    return {"LD_PRELOAD": str(native_build.preload())}
 
 
 def rows_of(table: KernelTable, process: subprocess.Popen[str]) -> Any:
