@@ -42,8 +42,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An environment with nothing but the wheel in it; what it depends on is lent by this one through the path."""
     place = tmp_path_factory.mktemp("installed") / "venv"
-    run([sys.executable, "-m", "venv", "--system-site-packages", place], timeout_s=120)
-    run([place / "bin/python", "-m", "pip", "install", "--no-deps", "--no-index", wheel], timeout_s=120)
+    run([sys.executable, "-m", "venv", "--without-pip", "--system-site-packages", place], timeout_s=120)
+    pip = [sys.executable, "-m", "pip", "--python", place / "bin/python"]
+    run([*pip, "install", "--no-deps", "--no-index", wheel], timeout_s=120)
     return place
 
 
