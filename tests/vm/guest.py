@@ -88,7 +88,7 @@ mount -t tracefs tracefs /sys/kernel/tracing
 echo 0 >/proc/sys/kernel/randomize_va_space
 export HOME=/tmp PYTHONPATH={plugins} {environment}
 ip link set lo up
-for module in {modules}; do modprobe $module; done
+modprobe -a {modules}
 uname -r >{shared}/kernel
 cd {root}
 {python} -m pytest -p no:cacheprovider -p guest_results --durations=40 @{shared}/tests </dev/null >{shared}/said 2>&1
