@@ -72,14 +72,15 @@ class Hooks(Source):
         self.failed: dict[str, str] = {}
 
     def tick(self, now_ns: int) -> int:
-        """Attach what is missing; what cannot be attached is named in `failed` and tried again."""
+        """Attach what is missing, or was removed by others; what cannot be is named in `failed` and tried again."""
         indexes = attach.interfaces()
         wanted = set(self._interfaces())
         for (interface, hook), attachment in list(self._attached.items()):
-            if interface not in wanted or indexes.get(interface) != attachment.ifindex:
+            there = interface in wanted and indexes.get(interface) == attachment.ifindex
+            if not there or not attachment.is_in_place():
                 self._attached.pop((interface, hook)).close()
         for interface in sorted(wanted & set(indexes)):
-            for hook, direction in self._hooks:
+            for hook, direction in reversed(self._hooks):  # each comes before the last one
                 if (interface, hook) not in self._attached:
                     self._attach(interface, hook, direction)
         return now_ns + _HOOKS_INTERVAL_NS

@@ -157,6 +157,7 @@ class FlowActing(Closing):
         if now >= self._clear_ns:
             self._clear_ns = now + _CLEAR_EVERY_NS
             table.sweep(now)
+            table.mend()
 
     def _carry_out(self, act: FlowAct, now: int) -> None:
         try:

@@ -155,6 +155,13 @@ class FlowTable(Closing):
                 failed[index] = str(error)
         return failed
 
+    def mend(self) -> None:
+        """Attach again where others removed our hook or came before it, as an agent's observers do when it starts."""
+        lost = [index for index, hook in self._hooks.items() if not hook.is_in_place()]
+        if lost:
+            by, interfaces = next(iter(self._wanted.items()))
+            self.attach(interfaces, lost, by)
+
     def _attached(self, index: int) -> Attachment:
         name = socket.if_indextoname(index)
         if not is_readable(name):

@@ -1,7 +1,8 @@
 """Attaching TC programs: a TCX link where the kernel has it, else a clsact filter; removes only what it made.
 
-An unpinned TCX link vanishes with its process. A clsact filter does not: it carries our name and priority, so that
-`clean` can find it after a crash.
+Ours come before the programs of others, which may end a packet's way through the hook, as Cilium's do. An unpinned TCX
+link vanishes with its process. A clsact filter does not: it carries our name and priority, so that `clean` can find it
+after a crash.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any, Final, Literal
 from pytools.closing import Closing
 from pytools.errors import SwerveError
 from pytools.kernel.bpf import syscall
+from pytools.kernel.netlink.socket import NetlinkSocket
 from pytools.kernel.netlink.tables import BARE
 
 Direction = Literal["ingress", "egress"]
@@ -24,7 +26,7 @@ Direction = Literal["ingress", "egress"]
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """What tells the filters of one process from those of the others, and whether they come before all programs."""
+    """What tells the filters of one process from those of the others, and whether no program may come before them."""
 
     name: str
     preference: int
@@ -37,6 +39,7 @@ STEERING: Final = Role("swerve-steer", 20050, first=True)  # a packet that it mo
 _CLSACT_PARENT = {"ingress": 0xFFFFFFF2, "egress": 0xFFFFFFF3}
 _TCX = {"ingress": syscall.TCX_INGRESS, "egress": syscall.TCX_EGRESS}
 _ETH_P_ALL = 3
+_GET_FILTER, _TCMSG = 46, struct.Struct("=BBHiIII")  # RTM_GETTFILTER, struct tcmsg
 _GET_HARDWARE, _ETHERNET = 0x8927, 1  # SIOCGIFHWADDR, ARPHRD_ETHER
 _made_qdiscs: set[tuple[int, int]] = set()  # (namespace, interface): clsact that was not there before us
 
@@ -45,11 +48,18 @@ class Attachment(Closing):
     """One program on one interface and direction, until closed."""
 
     def __init__(
-        self, interface: str, ifindex: int, direction: Direction, link_fd: int | None, role: Role = OBSERVERS
+        self, interface: str, ifindex: int, direction: Direction, link_fd: int | None, number: int, role: Role
     ) -> None:
         self.interface, self.ifindex, self.direction, self._role = interface, ifindex, direction, role
         self.mechanism = "tcx" if link_fd is not None else "clsact"
         self._link_fd, self._open = link_fd, True
+        self._number = number  # of the program, or the handle of the filter
+
+    def is_in_place(self) -> bool:
+        """Whether nobody has removed it, as those may who clear an interface's filters, nor come before the first."""
+        if self._link_fd is None:
+            return _has_filter(self.ifindex, self.direction, self._number, self._role)
+        return not self._role.first or syscall.tcx_programs(self.ifindex, _TCX[self.direction])[:1] == [self._number]
 
     def close(self) -> None:
         """Detach. Does nothing when the interface is already gone."""
@@ -86,17 +96,18 @@ def attach_tc(
     except OSError:
         raise SwerveError(f"there is no interface {interface} here", "`ip link` lists them") from None
     if not force_clsact:
-        link_fd = syscall.create_tcx_link(prog_fd, ifindex, _TCX[direction], role.first)
+        link_fd = syscall.create_tcx_link(prog_fd, ifindex, _TCX[direction])
         if link_fd is not None:
-            return Attachment(interface, ifindex, direction, link_fd, role)
+            return Attachment(interface, ifindex, direction, link_fd, syscall.program_id(prog_fd), role)
     with _netlink() as ip:
         _ensure_clsact(ip, ifindex, interface)
+        handle = _free_handle(ip, ifindex, direction, role)
         try:
             ip.tc(
                 "add-filter",
                 "bpf",
                 ifindex,
-                _free_handle(ip, ifindex, direction, role),
+                handle,
                 fd=prog_fd,
                 name=role.name,
                 parent=_CLSACT_PARENT[direction],
@@ -108,7 +119,7 @@ def attach_tc(
         except Exception as error:
             _give_up_qdisc(ip, ifindex)
             raise SwerveError(f"attaching to {interface} {direction} failed: {error}", "run `swerve doctor`") from None
-    return Attachment(interface, ifindex, direction, None, role)
+    return Attachment(interface, ifindex, direction, None, handle, role)
 
 
 def is_readable(interface: str) -> bool:
@@ -187,6 +198,19 @@ def _ours(ip: Any, ifindex: int, direction: str, role: Role) -> list[tuple[int, 
             if named == role.name and item["info"] >> 16 == role.preference and item["handle"]:
                 found.append((item["handle"], item["info"] >> 16))
     return found
+
+
+def _has_filter(ifindex: int, direction: Direction, handle: int, role: Role) -> bool:
+    """Whether the kernel has this filter of a role; asked often, so without pyroute2."""
+    info = role.preference << 16 | socket.htons(_ETH_P_ALL)
+    request, netlink = _TCMSG.pack(0, 0, 0, ifindex, handle, _CLSACT_PARENT[direction], info), NetlinkSocket()
+    try:
+        netlink.get_body(request, _GET_FILTER, "a filter")
+    except SwerveError:
+        return False
+    finally:
+        netlink.close()
+    return True
 
 
 def _free_handle(ip: Any, ifindex: int, direction: str, role: Role) -> int:

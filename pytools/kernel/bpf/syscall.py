@@ -20,11 +20,13 @@ _libc = ctypes.CDLL(None, use_errno=True)
 MAP_CREATE, MAP_LOOKUP_ELEM, MAP_UPDATE_ELEM, MAP_DELETE_ELEM, MAP_GET_NEXT_KEY = 0, 1, 2, 3, 4
 PROG_LOAD, PROG_GET_FD_BY_ID, OBJ_GET_INFO_BY_FD = 5, 13, 15
 RAW_TRACEPOINT_OPEN, BTF_LOAD = 17, 18
+PROG_QUERY = 16
 MAP_LOOKUP_BATCH, MAP_UPDATE_BATCH, LINK_CREATE, ENABLE_STATS = 24, 26, 28, 32
 
 TCX_INGRESS, TCX_EGRESS = 46, 47  # enum bpf_attach_type, and so the next
 SOCK_CREATE, SOCK_OPS, CONNECT4, CONNECT6 = 2, 3, 10, 11
 _BEFORE = 1 << 3  # BPF_F_BEFORE; with no other program named: all of them
+_MOST_PROGRAMS = 64  # on one hook (BPF_MPROG_MAX)
 _MAP_INFO_BYTES, PROG_INFO_BYTES, _LINK_INFO_BYTES = 80, 232, 16
 _RUN_TIME_OFFSET = 192  # of run_time_ns, run_cnt in struct bpf_prog_info
 
@@ -87,6 +89,12 @@ def program_run_time(fd: int) -> tuple[int, int]:
     return run_time_ns, runs
 
 
+def program_id(fd: int) -> int:
+    """The kernel's number of a program."""
+    number: int = struct.unpack_from("<2I", object_info(fd, _LINK_INFO_BYTES))[1]
+    return number
+
+
 def program_of_link(link_fd: int) -> int:
     """A descriptor, the caller's, of the program that a link attaches."""
     _, _, prog_id = struct.unpack_from("<3I", object_info(link_fd, _LINK_INFO_BYTES))
@@ -122,19 +130,31 @@ def enable_stats() -> int:
         ) from None
 
 
-def create_tcx_link(prog_fd: int, ifindex: int, attach_type: int, first: bool = False) -> int | None:
-    """Attach at TC by a link that vanishes with its descriptor; None where the kernel has no TCX (before 6.6).
+def create_tcx_link(prog_fd: int, ifindex: int, attach_type: int) -> int | None:
+    """Attach at TC, before all programs there, by a link that vanishes with its descriptor.
 
-    The interface index is looked up in the calling thread's network namespace. `first`: before the programs that are
-    there now; otherwise after them.
+    None where the kernel has no TCX (before 6.6). The index is looked up in the calling thread's network namespace.
     """
-    attributes = struct.pack("<4I", prog_fd, ifindex, attach_type, _BEFORE if first else 0).ljust(48, b"\0")
+    attributes = struct.pack("<4I", prog_fd, ifindex, attach_type, _BEFORE).ljust(48, b"\0")
     try:
         return bpf(LINK_CREATE, attributes)
     except OSError as error:
         if error.errno in (errno.EINVAL, errno.EOPNOTSUPP):  # unknown attach type
             return None
         raise SwerveError(f"attaching to interface {ifindex} failed: {error.strerror}") from None
+
+
+def tcx_programs(ifindex: int, attach_type: int) -> list[int]:
+    """Ids of the programs on an interface in their order; none where the kernel has no TCX, or does not tell us."""
+    ids = (ctypes.c_uint32 * _MOST_PROGRAMS)()
+    attributes = struct.pack("<4IQ2I4Q", ifindex, attach_type, 0, 0, ctypes.addressof(ids), _MOST_PROGRAMS, *[0] * 5)
+    buffer = ctypes.create_string_buffer(attributes, len(attributes))
+    try:
+        call(PROG_QUERY, buffer, len(attributes))
+    except OSError:
+        return []
+    count: int = struct.unpack_from("<I", buffer.raw, 24)[0]
+    return list(ids[: min(count, _MOST_PROGRAMS)])
 
 
 def has_tcx(prog_fd: int) -> bool:

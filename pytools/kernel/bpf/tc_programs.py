@@ -6,7 +6,6 @@ Looks and changes nothing. In the network namespace of the calling thread; any t
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import os
 import re
@@ -19,8 +18,6 @@ from pytools.errors import SwerveError
 from pytools.kernel.bpf import attach, syscall
 from pytools.kernel.bpf.compiler_client import bpf_dir
 
-_PROG_QUERY: Final = 16
-_MOST: Final = 64  # programs on one hook
 _NAME_AT, _NAME_BYTES = 64, 16  # in struct bpf_prog_info
 _HOOKS: Final[tuple[tuple[attach.Direction, int, int], ...]] = (
     ("ingress", syscall.TCX_INGRESS, 0xFFFFFFF2),
@@ -46,7 +43,7 @@ class Attached:
 def on(interface: str, ifindex: int) -> Iterator[Attached]:
     """Everything on one interface, TCX before clsact, each in the order in which it runs."""
     for direction, kind, _ in _HOOKS:
-        for program in _tcx(ifindex, kind):
+        for program in syscall.tcx_programs(ifindex, kind):
             name = _name(program)
             yield Attached(interface, direction, "tcx", name, program, name in our_names())
     yield from _clsact(interface, ifindex)
@@ -60,20 +57,6 @@ def our_names() -> frozenset[str]:
     except (OSError, SwerveError):
         return frozenset()
     return frozenset(name[: _NAME_BYTES - 1] for text in texts for name in _ENTRY.findall(text))
-
-
-def _tcx(ifindex: int, kind: int) -> list[int]:
-    """Program ids; none where the kernel has no TCX, or does not tell us."""
-    ids = (ctypes.c_uint32 * _MOST)()
-    address = ctypes.addressof(ids)
-    attributes = struct.pack("<4IQ2I4Q", ifindex, kind, 0, 0, address, _MOST, 0, 0, 0, 0, 0)
-    buffer = ctypes.create_string_buffer(attributes, len(attributes))
-    try:
-        syscall.call(_PROG_QUERY, buffer, len(attributes))
-    except OSError:
-        return []
-    count: int = struct.unpack_from("<I", buffer.raw, 24)[0]
-    return list(ids[: min(count, _MOST)])
 
 
 def _name(program: int) -> str:
