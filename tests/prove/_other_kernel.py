@@ -1,6 +1,6 @@
 """Tests in another of Debian's kernels: fetched with apt, unpacked, booted under virtme-ng; nothing is installed.
 
-Prints JSON Lines, one a test; run as root, from the checkout.
+Prints JSON Lines, one a test and one of the whole at the end; run as root, from the checkout.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
@@ -44,13 +46,14 @@ def prove(file: str, suite: str, first: tuple[int, int], tests: Callable[[], Seq
     parser = argparse.ArgumentParser()
     parser.add_argument("--packages", type=Path, help="where to keep what is fetched, or where it was kept")
     parser.add_argument("--limit", type=float, default=1800, help="seconds for the guests")
+    parser.add_argument("--only", default="", metavar="TEXT", help="only tests whose name contains TEXT")
     parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if lacking := support.missing("second kernel"):
         print(f"missing: {lacking}", file=sys.stderr)
         return 1
     if options.inside:
-        return _boot(options.inside, options.limit, tests())
+        return _boot(options.inside, options.limit, [test for test in tests() if options.only in test])
 
     def newest(kernels: str) -> list[str]:
         found = {(int(major), int(minor)): name for name, major, minor in NAME.findall(kernels)}
@@ -58,7 +61,7 @@ def prove(file: str, suite: str, first: tuple[int, int], tests: Callable[[], Seq
 
     with tempfile.TemporaryDirectory(prefix="swerve-kernel-") as folder:
         [image] = _debian.unpacked(options.packages or Path(folder), suite, newest).glob("boot/vmlinuz-*")
-        again = [sys.executable, file, "--inside", str(image), "--limit", str(options.limit)]
+        again = [sys.executable, file, "--inside", str(image), "--limit", str(options.limit), "--only", options.only]
         return subprocess.run(["unshare", "-m", *again], check=False).returncode
 
 
@@ -73,17 +76,24 @@ def _boot(image: Path, limit_s: float, wanted: Sequence[str]) -> int:
     _debian.run("mount", "--bind", str(modules), str(place / release), cwd=ROOT)
     _debian.run("depmod", release, cwd=ROOT)
     guest.compile_sources()
-    passed = 0
+    began_s, outcomes = time.monotonic(), Counter[str]()
     with contextlib.ExitStack() as stack:
         running = []
         for share in guest.shares(wanted):
             shared = stack.enter_context(tempfile.TemporaryDirectory(prefix="swerve-guest-"))
             running.append(guest.Guest(share, Path(shared), limit_s, image))
             stack.callback(running[-1].stop)
-        for run in [each.result() for each in running]:
+        for run in (each.result() for each in running):
             for test in sorted(run.tests):
                 result = run.results.get(test)
                 outcome, words = (result.outcome, result.words) if result else ("not run", run.console[-2000:])
-                passed += outcome == "passed"
-                print(json.dumps({"test": test, "kernel": run.kernel, "outcome": outcome, "why": words}), flush=True)
-    return int(not wanted or passed < len(wanted))
+                outcomes[outcome] += 1
+                _say(test=test, kernel=run.kernel, outcome=outcome, why=words)
+    proven = bool(wanted) and outcomes["passed"] == len(wanted)
+    name, seconds = Path(sys.argv[0]).stem, round(time.monotonic() - began_s, 1)
+    _say(proof=name, kernel=release, tests=len(wanted), outcomes=outcomes, seconds=seconds, proven=proven)
+    return int(not proven)
+
+
+def _say(**line: object) -> None:
+    print(json.dumps(line), flush=True)

@@ -1,10 +1,10 @@
 """Proof: tests marked `guest` pass in the newest kernel of Debian 12's backports, which is Debian 13's series (6.12).
 
-    python tests/prove/kernels.py [--packages DIR] [--limit 1800]
+    python tests/prove/kernels.py [--packages DIR] [--limit 1800] [--only TEXT]
 
 `make test` runs them in Debian 12's own (6.1). Of cases that are alike a sample runs, with SWERVE_GUEST=all every one.
-Prints JSON Lines, one a test; exits with 1 if one does not pass. Run as root, from the checkout; emulation takes some
-ten minutes.
+Prints JSON Lines, one a test, and a last one that counts outcomes; exits with 1 if a test does not pass. Run as root,
+from the checkout; emulation takes twenty to thirty minutes.
 """
 
 from __future__ import annotations
