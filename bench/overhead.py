@@ -28,7 +28,7 @@ from _common import alternating, emit, empty_program, iperf3, iperf3_server, med
 
 from pytools.errors import SwerveError
 from pytools.kernel.bpf import cgroups, syscall
-from pytools.kernel.bpf.attach import OBSERVERS, STEERING, Direction, attach_tc
+from pytools.kernel.bpf.attach import OTHERS, STEERING, Direction, attach_tc
 from pytools.kernel.bpf.compiler_client import Kind
 from pytools.kernel.bpf.loader import Program, load
 from pytools.kernel.bpf.syscall import RunTime
@@ -181,7 +181,7 @@ class Empty:
                 with inside(host.netns):
                     for interface in host.interfaces:
                         for direction, fd in self._packets.items():
-                            role = STEERING if first else OBSERVERS
+                            role = STEERING if first else OTHERS
                             attached.enter_context(attach_tc(fd, interface.name, direction, role=role))
             yield
 

@@ -217,7 +217,7 @@ def hit_times(pair: Pair, table: FlowTable, work: Callable[[], object]) -> list[
         for turn in range(ROUNDS + 1):
             both = [(empty.programs["empty"], (DEVICE, SECOND)[turn % 2]), (table.program_fd, DEVICE)]
             with contextlib.ExitStack() as attached:
-                for fd, device in both:
+                for fd, device in reversed(both):
                     attached.enter_context(attach_tc(fd, device, "egress"))
                 before = [syscall.program_run_time(fd) for fd, _ in both]
                 with RunTime():

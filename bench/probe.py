@@ -2,8 +2,9 @@
 
 run_time          BPF run time of all observers (observe.c) net of an empty program on the same hook in the same run.
                   ordinary_egress, ordinary_ingress: datagrams of 1,400 bytes between two peers, wanted by no observer,
-                  at the sender's and at the receiver's end. reflect: a request at the reflector, from its arrival to
-                  the departure of the reply, both hooks together.
+                  at the sender's and at the receiver's end. vxlan_egress, vxlan_ingress: the same through a VXLAN
+                  tunnel whose packets are counted below it: mean of the hook on the tunnel and the one below. reflect:
+                  a request at the reflector, from its arrival to the departure of the reply, both hooks together.
 turnaround_p99    how long a reflector keeps a probe, by the two timestamps in its reply (RFC 8762, 4.3.1: Timestamp
                   less Receive Timestamp), as a packet socket at the sender sees it; otherwise idle
 probes_lost       junk: probes without an answer, of both agents, while 500,000 packets a second arrive at one host's
@@ -48,7 +49,7 @@ from pytools.config import AgentConfig
 from pytools.errors import SwerveError
 from pytools.ipc.bus import Client
 from pytools.kernel.bpf import syscall
-from pytools.kernel.bpf.attach import OBSERVERS, STEERING, Direction, attach_tc
+from pytools.kernel.bpf.attach import OTHERS, STEERING, Direction, attach_tc
 from pytools.kernel.bpf.loader import load
 from pytools.kernel.bpf.syscall import RunTime
 from pytools.kernel.netns import inside
@@ -80,11 +81,14 @@ def main() -> None:
     with Lab.up(f"bench-probe-{os.getpid()}", hosts=2, rails=1, rate="none") as lab:
         with agents(lab, *lab.hosts) as running:
             turnaround(lab, options.turnaround)
-            ordinary(lab, running, options.rounds)
+            ordinary(lab, running, options.rounds, "ordinary")
             junk(lab, options.junk)
         for host, often in zip(lab.hosts, (OFTEN, SELDOM), strict=True):
             configure(host, functools.partial(_probe_every, often))
         reflect(lab, options.rounds)
+    name = f"bench-tunnel-{os.getpid()}"
+    with Lab.up(name, hosts=2, rails=1, rate="none", over="vxlan") as lab, agents(lab, *lab.hosts) as running:
+        ordinary(lab, running, options.rounds, "vxlan")
     throughput(options.pairs)
 
 
@@ -95,21 +99,21 @@ def _probe_every(setting: dict[str, Any], config: dict[str, Any]) -> None:
 # ---- BPF run time ----
 
 
-def ordinary(lab: Lab, running: Sequence[subprocess.Popen[str]], rounds: int) -> None:
+def ordinary(lab: Lab, running: Sequence[subprocess.Popen[str]], rounds: int, case: str) -> None:
     """Packets that are no probes."""
     (source, sink), (sender, receiver) = lab.hosts, running
     with programs_of(sender.pid) as ours, programs_of(receiver.pid) as theirs:
         hooks = {
-            "ordinary_egress": _Hook(named(ours, OBSERVE_EGRESS), source, "egress"),
-            "ordinary_ingress": _Hook(named(theirs, OBSERVE_INGRESS), sink, "ingress"),
+            f"{case}_egress": _Hook(named(ours, OBSERVE_EGRESS), source, "egress"),
+            f"{case}_ingress": _Hook(named(theirs, OBSERVE_INGRESS), sink, "ingress"),
         }
         with iperf3_server(functools.partial(lab.start, sink)):
 
             def work() -> None:
                 iperf3(functools.partial(lab.start, source), sink.service, "-t", str(ROUND_S), *ORDINARY)
 
-            for case, figures in net_run_times(hooks, work, rounds).items():
-                emit("probe", "run_time", median(figures), "ns/packet", "lower", case=case, n=rounds)
+            for hook, figures in net_run_times(hooks, work, rounds).items():
+                emit("probe", "run_time", median(figures), "ns/packet", "lower", case=hook, n=rounds)
 
 
 def reflect(lab: Lab, rounds: int) -> None:
@@ -152,7 +156,7 @@ def net_run_times(
     with contextlib.ExitStack() as stack:
         empty = {name: stack.enter_context(empty_program()).programs["empty"] for name in hooks}
         for turn in range(1 + rounds * (2 if alternate else 1)):
-            role = OBSERVERS if alternate and turn % 2 else STEERING
+            role = OTHERS if alternate and turn % 2 else STEERING
             with contextlib.ExitStack() as attached:
                 for name, hook in hooks.items():
                     with inside(hook.host.netns):

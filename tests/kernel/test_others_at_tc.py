@@ -29,7 +29,7 @@ from pytools.sources import programs
 __all__ = ["compiled_once", "hosts", "rails"]  # fixtures
 
 PROBES, DATAGRAMS = 40, 50
-_LINK_UPDATE, _AFTER = 29, 1 << 4
+_LINK_UPDATE = 29
 _BEHIND_OURS = 30000
 _PARENTS = {"ingress": 0xFFFFFFF2, "egress": 0xFFFFFFF3}
 _TCX = {"ingress": syscall.TCX_INGRESS, "egress": syscall.TCX_EGRESS}
@@ -69,9 +69,10 @@ class Theirs:
         if direction in self._links:
             syscall.bpf(_LINK_UPDATE, struct.pack("<4I", self._links[direction], fd, 0, 0))
             return
-        attributes = struct.pack("<4I", fd, self._index, _TCX[direction], _AFTER).ljust(48, b"\0")
-        self._links[direction] = syscall.bpf(syscall.LINK_CREATE, attributes)
-        self._closing.callback(os.close, self._links[direction])
+        link = syscall.create_tcx_link(fd, self._index, _TCX[direction], last=True)
+        assert link is not None
+        self._links[direction] = link
+        self._closing.callback(os.close, link)
 
     def runs(self) -> dict[str, int]:
         """How often each has run while the kernel counts."""

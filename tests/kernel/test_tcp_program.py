@@ -23,7 +23,7 @@ import tcp_kit as kit
 from numpy.typing import NDArray
 
 from pytools.kernel.bpf import cgroups
-from pytools.kernel.bpf.attach import attach_tc
+from pytools.kernel.bpf.attach import OTHERS, attach_tc
 from pytools.kernel.bpf.loader import Loaded, Program, load
 from pytools.kernel.netns import inside
 
@@ -207,8 +207,8 @@ class Hosts:
                 note_older(loaded)
             if callbacks:
                 stack.enter_context(cgroups.attach(loaded.programs["tcp_callbacks"]))
-            stack.enter_context(attach_tc(loaded.programs["tcp_egress"], "v0", "egress"))
-            stack.enter_context(attach_tc(loaded.programs["tcp_ingress"], "v0", "ingress"))
+            for direction in ("egress", "ingress"):  # behind what drops packets in the network's place
+                stack.enter_context(attach_tc(loaded.programs[f"tcp_{direction}"], "v0", direction, role=OTHERS))
             yield Agent(loaded)
 
 

@@ -26,15 +26,22 @@ Direction = Literal["ingress", "egress"]
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """What tells the filters of one process from those of the others, and whether no program may come before them."""
+    """What tells the filters of one process from those of the others, and where they are put.
+
+    Attributes
+    ----------
+    place : str
+        Before or behind those that are there; `first`: and no program may come before them.
+    """
 
     name: str
     preference: int
-    first: bool
+    place: Literal["before", "first", "last"]
 
 
-OBSERVERS: Final = Role("swerve", 20100, first=False)
-STEERING: Final = Role("swerve-steer", 20050, first=True)  # a packet that it moves is observed where it went
+OBSERVERS: Final = Role("swerve", 20100, "before")
+OTHERS: Final = Role("swerve-other", 30000, "last")  # in the place of programs of others: tests, benchmarks
+STEERING: Final = Role("swerve-steer", 20050, "first")  # a packet that it moves is observed where it went
 
 _CLSACT_PARENT = {"ingress": 0xFFFFFFF2, "egress": 0xFFFFFFF3}
 _TCX = {"ingress": syscall.TCX_INGRESS, "egress": syscall.TCX_EGRESS}
@@ -59,7 +66,9 @@ class Attachment(Closing):
         """Whether nobody has removed it, as those may who clear an interface's filters, nor come before the first."""
         if self._link_fd is None:
             return _has_filter(self.ifindex, self.direction, self._number, self._role)
-        return not self._role.first or syscall.tcx_programs(self.ifindex, _TCX[self.direction])[:1] == [self._number]
+        if self._role.place != "first":
+            return True
+        return syscall.tcx_programs(self.ifindex, _TCX[self.direction])[:1] == [self._number]
 
     def close(self) -> None:
         """Detach. Does nothing when the interface is already gone."""
@@ -96,7 +105,7 @@ def attach_tc(
     except OSError:
         raise SwerveError(f"there is no interface {interface} here", "`ip link` lists them") from None
     if not force_clsact:
-        link_fd = syscall.create_tcx_link(prog_fd, ifindex, _TCX[direction])
+        link_fd = syscall.create_tcx_link(prog_fd, ifindex, _TCX[direction], role.place == "last")
         if link_fd is not None:
             return Attachment(interface, ifindex, direction, link_fd, syscall.program_id(prog_fd), role)
     with _netlink() as ip:

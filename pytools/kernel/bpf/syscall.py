@@ -25,7 +25,7 @@ MAP_LOOKUP_BATCH, MAP_UPDATE_BATCH, LINK_CREATE, ENABLE_STATS = 24, 26, 28, 32
 
 TCX_INGRESS, TCX_EGRESS = 46, 47  # enum bpf_attach_type, and so the next
 SOCK_CREATE, SOCK_OPS, CONNECT4, CONNECT6 = 2, 3, 10, 11
-_BEFORE = 1 << 3  # BPF_F_BEFORE; with no other program named: all of them
+_BEFORE, _AFTER = 1 << 3, 1 << 4  # BPF_F_BEFORE, BPF_F_AFTER; with no other program named: all of them
 _MOST_PROGRAMS = 64  # on one hook (BPF_MPROG_MAX)
 _MAP_INFO_BYTES, PROG_INFO_BYTES, _LINK_INFO_BYTES = 80, 232, 16
 _RUN_TIME_OFFSET = 192  # of run_time_ns, run_cnt in struct bpf_prog_info
@@ -130,12 +130,12 @@ def enable_stats() -> int:
         ) from None
 
 
-def create_tcx_link(prog_fd: int, ifindex: int, attach_type: int) -> int | None:
-    """Attach at TC, before all programs there, by a link that vanishes with its descriptor.
+def create_tcx_link(prog_fd: int, ifindex: int, attach_type: int, last: bool = False) -> int | None:
+    """Attach at TC, before or behind all programs there, by a link that vanishes with its descriptor.
 
     None where the kernel has no TCX (before 6.6). The index is looked up in the calling thread's network namespace.
     """
-    attributes = struct.pack("<4I", prog_fd, ifindex, attach_type, _BEFORE).ljust(48, b"\0")
+    attributes = struct.pack("<4I", prog_fd, ifindex, attach_type, _AFTER if last else _BEFORE).ljust(48, b"\0")
     try:
         return bpf(LINK_CREATE, attributes)
     except OSError as error:
