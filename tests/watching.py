@@ -14,10 +14,11 @@ from typing import TypeVar
 import numpy as np
 import support
 
+from pytools.agent.hooks import Hooks
 from pytools.config import AgentConfig
 from pytools.ipc.bus import Bus
 from pytools.kernel import netns
-from pytools.kernel.bpf import attach, loader
+from pytools.kernel.bpf import loader
 from pytools.kernel.netlink.routing import PROTOCOL, Netlink
 from pytools.lab.building import agent_config
 from pytools.lab.fabric import Lab
@@ -67,13 +68,12 @@ class Watcher:
                 self.mesh.register(self.selector)
                 self.ecn = PathEcnSource(config, loaded, self.bus, lambda: self.mesh.paths.current)
                 self.mtu = keep(contextlib.closing(PathMtuSource(config, self.bus, lambda: self.mesh.paths.current)))
-                for interface in self.mesh.interfaces():
-                    keep(attach.attach_tc(loaded.programs["probe_egress"], interface, "egress"))
-                    keep(attach.attach_tc(loaded.programs["probe_ingress"], interface, "ingress"))
+                hooks = keep(contextlib.closing(Hooks(loaded, self.mesh.interfaces)))
+                hooks.tick(0)
         except BaseException:
             self._closing.close()
             raise
-        self.due = {source.tick: 0 for source in (self.mesh, self.ecn, self.mtu)}
+        self.due = {source.tick: 0 for source in (self.mesh, hooks, self.ecn, self.mtu)}
 
     def work(self) -> None:
         """What is due now."""

@@ -1,7 +1,7 @@
-"""What an operator's order does on every kind of route, as hops go, processes are killed, and all is undone.
+"""What agents find, and what an operator's order does, on every kind of route, as hops go and processes are killed.
 
-In each case both families carry datagrams and connections all the time, and the owner's rules, routes and nexthops are
-compared byte by byte. A host is made once for its kind; tests leave it as it was.
+Under an order both families carry datagrams and connections all the time, and the owner's rules, routes and nexthops
+are compared byte by byte. A host is made once for its kind; tests leave it as it was.
 """
 
 from __future__ import annotations
@@ -15,13 +15,19 @@ import pytest
 import route_kinds
 import steering_kit as kit
 import support
+import watching
 import yaml
 from live_traffic import Traffic
 from route_kinds import FAMILIES, PEER, RAILS, SOURCE
 from routing_daemons import NetworkManager, Writes
 
 from pytools import directories
+from pytools.config import AgentConfig, Links, Peer
+from pytools.kernel import features
+from pytools.kernel.bpf import attach
+from pytools.kernel.netns import inside
 from pytools.signals import Path
+from pytools.sources.probing.measurements import RECEIVED
 from steering.control import client, kept_orders, requests
 from steering.deciding.overrides import NONE
 
@@ -49,6 +55,7 @@ ELSEWHERE = {  # in tests/prove
 if chosen := os.environ.get("SWERVE_TEST_KIND"):
     KINDS = {name: ELSEWHERE[name] for name in chosen.split(",")}
     NetworkManager.packages = File(os.environ.get("SWERVE_TEST_PACKAGES", "/"))
+DROP = ((0xB7, 0, 0, 0, 2), (0x95, 0, 0, 0, 0))  # return TC_ACT_SHOT
 EVERY_S = 0.02 * min(10, support.slow_factor())
 IN_FLIGHT = 400  # datagrams: no more are under way, or wait for a link that has gone, until all have heard of it
 
@@ -163,6 +170,47 @@ def test_an_order_steers_and_its_end_undoes(steered):
     steered.undrain()
     assert steered.host.others() == steered.before
     steered.traffic.unharmed()
+
+
+SPREAD = {name: kind for name, kind in KINDS.items() if kind.first == frozenset(RAILS)}
+
+
+@pytest.mark.parametrize("kind", SPREAD.values(), ids=SPREAD)
+def test_every_hop_is_probed_and_a_silent_one_is_found(kind, make_namespace):
+    host, live = kind(make_namespace(), make_namespace()), {}
+    sources = [*SOURCE.values(), *(route_kinds.gateway(f, rail, 2) for f in FAMILIES for rail in RAILS)]
+    with host.owned(), contextlib.ExitStack() as stack:
+        made = [
+            stack.enter_context(contextlib.closing(watching.Watcher(netns, watched(name, addresses))))
+            for netns, name, addresses in ((host.netns, "h1", PEER.values()), (host.peer, "h2", sources))
+        ]
+        told = made[0].bus.subscribe(frozenset({"path_liveness"}))
+
+        def silent():
+            live.update({each.path: each.missed for each in told.read()})
+            return {path for path, missed in live.items() if missed >= 3}
+
+        def rails():
+            return sorted(path.interface for path in silent())
+
+        def answered():
+            counts, paths = made[0].mesh.measurements.counts, made[0].mesh.paths.current
+            each = {(path.family, path.path.interface) for path in paths if counts[path.index, RECEIVED] >= 10}
+            return each == {(family, f"rail{rail}") for family in FAMILIES for rail in RAILS} and not silent()
+
+        watching.work_until(made, answered, "every path answers")
+        with features.loaded(DROP) as drop:
+            with inside(host.peer):
+                cut = attach.attach_tc(drop, "rail1", "ingress")
+            with cut:
+                watching.work_until(made, lambda: rails() == ["rail1"] * len(FAMILIES), "rail 1 is silent")
+        watching.work_until(made, lambda: not silent(), "it answers again")
+
+
+def watched(name, addresses):
+    """The configuration of an agent with a peer for each address, one of which a route without `src` sends from."""
+    peers = [Peer(f"peer{number}", address, clock="shared") for number, address in enumerate(addresses)]
+    return AgentConfig(name, peers, links=Links(mtu_interval_s=0))
 
 
 RENEWALS = int(os.environ.get("SWERVE_TEST_RENEWALS", "1"))
