@@ -71,6 +71,7 @@ class Fabric:
         self._tokens: dict[str, tuple[float, float]] = defaultdict(lambda: (0.0, 6.0))
         self.asked: list[Ask] = []
         self.delay: Callable[[Ask], int] = lambda _ask: FAST
+        self.lost, self._drawn = 0.0, random.Random(routers)  # share of packets, of both directions
 
     def answer(self, ask: Ask) -> Reply | None:
         self.asked.append(ask)
@@ -79,10 +80,13 @@ class Fabric:
             return None
         if ask.hop == 0:  # an interface is seen, not asked
             return Reply(router, 0)
+        if self._drawn.random() < self.lost:
+            return None
         before_s, tokens = self._tokens[router]
         tokens = min(6.0, tokens + self.now_s - before_s)
         self._tokens[router] = self.now_s, tokens - (tokens >= 1)
-        return Reply(router, self.delay(ask)) if tokens >= 1 else None
+        lost = self._drawn.random() < self.lost
+        return Reply(router, self.delay(ask)) if tokens >= 1 and not lost else None
 
     def run(self, search: Steps) -> None:
         replies: dict[Ask, Reply] | None = None
@@ -116,6 +120,17 @@ def test_all_ways_are_met_by_routers_that_answer_once_a_second() -> None:
         fabric = Fabric(3, two_stages(seed, 4))
         found = fabric.meet().ways()
         right += len(found.ways) == 4 and found.confidence >= 0.99
+    assert right >= 97
+
+
+@pytest.mark.parametrize("ways", [2, 3, 6])
+@pytest.mark.parametrize("lost", [0.05, 0.2])
+def test_ports_whose_packets_are_lost_are_no_ways_of_their_own(ways: int, lost: float) -> None:
+    right = 0
+    for seed in range(100):
+        fabric = Fabric(3, two_stages(seed, ways))
+        fabric.lost = lost
+        right += len(fabric.meet().ways().ways) == ways
     assert right >= 97
 
 

@@ -20,7 +20,7 @@ ALONE: Final = 16  # of these, where routers do not answer
 
 _BATCH: Final = 6
 _AGREE: Final = 6  # ports of several ways that meet one router: these ways have met again
-_TRIES: Final = 8
+_TRIES: Final = 16  # most fail where a router has to answer many ports, and a fifth of all packets is lost
 _TRIES_OF_KNOWN: Final = 6  # of a port whose router answered in an earlier search
 _AGAIN_NS: Final = 1_000_000_000
 _SOON_NS: Final = 300_000_000
