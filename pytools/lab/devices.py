@@ -1,4 +1,4 @@
-"""Rails that are no plain cables: VLAN, VXLAN, Geneve, GRE or WireGuard devices over one, bonds of two, a VRF around.
+"""Rails that are no plain cables: a VLAN or a tunnel over one, a bond of two, a VRF around.
 
 The device has the name, the number and the addresses that the plain cable's end would have, so that everything else of
 a lab works the same. The cable itself has addresses of its own, for the outer headers.
@@ -20,7 +20,7 @@ from pyroute2.netlink import nla, nlmsg
 
 from pytools.errors import CapabilityError
 from pytools.kernel.netlink.routing import Netlink
-from pytools.kernel.netlink.socket import CREATE, EXCLUSIVE, NetlinkError
+from pytools.kernel.netlink.socket import CREATE, EXCLUSIVE, NetlinkError, attribute
 from pytools.kernel.netns import inside
 from pytools.lab import wiring
 from pytools.lab.topology import Host, Interface, Port, Rail
@@ -34,6 +34,7 @@ _OPTION: Final = {  # what a kernel is configured with that has them
     "vxlan": "CONFIG_VXLAN",
     "geneve": "CONFIG_GENEVE",
     "gre": "CONFIG_NET_IPGRE",
+    "sit": "CONFIG_IPV6_SIT",
     "wireguard": "CONFIG_WIREGUARD",
 }
 _BOND_MODES: Final = {"bond": 1, "bond-xor": 2}  # active-backup, balance-xor
@@ -148,35 +149,37 @@ def _add(netlink: Netlink, kind: str, end: wiring.End, outer: _Outer) -> None:
         ) from None
 
 
-def _attribute(kind: int, value: bytes) -> bytes:
-    return struct.pack("=HH", 4 + len(value), kind) + value + bytes(-len(value) % 4)
-
-
 def _number(kind: int, value: int) -> bytes:
-    return _attribute(kind, struct.pack("=I", value))
+    return attribute(kind, struct.pack("=I", value))
 
 
 def _address(kind: int, address: str) -> bytes:
-    return _attribute(kind, socket.inet_aton(address))
+    return attribute(kind, socket.inet_aton(address))
 
 
 def _vxlan(outer: _Outer) -> bytes:
     """IFLA_VXLAN_ID, GROUP, LINK, LOCAL and PORT."""
     ends = _address(2, outer.there) + _number(3, outer.index) + _address(4, outer.here)
-    return _number(1, outer.number) + ends + _attribute(15, struct.pack(">H", 4789))
+    return _number(1, outer.number) + ends + attribute(15, struct.pack(">H", 4789))
+
+
+def _sit(outer: _Outer) -> bytes:
+    """IFLA_IPTUN_LOCAL, REMOTE and PROTO: IPv4 (IP-in-IP) as well as IPv6."""
+    return _address(2, outer.here) + _address(3, outer.there) + attribute(9, b"\0")
 
 
 def _bond(mode: int) -> bytes:
     """IFLA_BOND_MODE, MIIMON and XMIT_HASH_POLICY: layer3+4, so that flows between two hosts take both cables."""
-    return _attribute(1, bytes([mode])) + _number(3, 10) + _attribute(14, b"\1")
+    return attribute(1, bytes([mode])) + _number(3, 10) + attribute(14, b"\1")
 
 
 _OPTIONS: Final[dict[str, Callable[[_Outer], bytes]]] = {
-    "vlan": lambda outer: _attribute(1, struct.pack("=H", outer.number)),
+    "vlan": lambda outer: attribute(1, struct.pack("=H", outer.number)),
     "vrf": lambda outer: _number(1, VRF_TABLE),
     "vxlan": _vxlan,
     "geneve": lambda outer: _number(1, outer.number) + _address(2, outer.there),
     "gre": lambda outer: _address(6, outer.here) + _address(7, outer.there),
+    "sit": _sit,
     "wireguard": lambda outer: b"",
 }
 

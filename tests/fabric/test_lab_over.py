@@ -42,7 +42,7 @@ from steering.policy.model import Manage
 __all__ = ["compiled_once"]  # fixtures
 
 HERE = {"vxlan"}
-TUNNELS = {"vxlan", "geneve", "gre", "wireguard"}
+TUNNELS = {"vxlan", "geneve", "gre", "sit", "wireguard"}
 FLOWS, PACKETS = 30, 120
 NOISE = 15  # packets that are nobody's: neighbours are asked for
 OURS = {"destinations": ["10.9.0.0/16", "fd00:9::/64"]}
@@ -54,7 +54,7 @@ def params(*alike: str) -> dict[str, Any]:
     return {each: pytest.param(each, marks=guest.get(each, ())) for each in KINDS}
 
 
-PARAMS, PROBED, SAMPLED = params(), params("bond-xor", "geneve"), params("vlan")
+PARAMS, PROBED, SAMPLED = params("sit"), params("bond-xor", "geneve", "sit"), params(*{*KINDS} - {"wireguard"})
 
 
 @pytest.fixture(scope="module", params=PARAMS.values())
@@ -218,8 +218,10 @@ def test_hosts_without_ipv4_are_measured_and_steered(unique_name: Callable[[], s
         for netns in [host.netns for host in lab.hosts] + [rail.netns for rail in lab.rails]:
             support.run(["ip", "-n", netns, "-4", "address", "flush", "scope", "global"])
         check_probed(lab, (6,))
+        check_sampled(lab, (6,))
         with contextlib.closing(Flows(lab, 6)) as flows:
             check_steered(lab, flows)
+            check_pinned(lab, flows)
 
 
 def test_a_single_rail_is_measured_and_there_is_nothing_to_steer(unique_name: Callable[[], str]) -> None:
@@ -269,12 +271,14 @@ def sampling(lab: Lab, host: int) -> Iterator[Callable[[], list[int]]]:
         yield lambda: [int(record["key"]) for record in ring.read()]
 
 
-@pytest.mark.parametrize(
-    "lab", [SAMPLED[each] for each in ("vlan", "vxlan", "wireguard")], indirect=True, scope="module"
-)
+@pytest.mark.parametrize("lab", SAMPLED.values(), indirect=True, scope="module")
 def test_application_packets_are_sampled_alike_at_both_ends(lab: Lab) -> None:
+    check_sampled(lab, (4, 6))
+
+
+def check_sampled(lab: Lab, families: tuple[int, ...]) -> None:
     with sampling(lab, 0) as sent, sampling(lab, 1) as received:
-        for version in (4, 6):
+        for version in families:
             with contextlib.closing(Flows(lab, version)) as flows:
                 flows.rails()
             keys = sent()
@@ -282,6 +286,10 @@ def test_application_packets_are_sampled_alike_at_both_ends(lab: Lab) -> None:
 
 
 def test_a_pinned_flow_leaves_by_its_rail_and_none_is_lost(lab: Lab, flows: Flows) -> None:
+    check_pinned(lab, flows)
+
+
+def check_pinned(lab: Lab, flows: Flows) -> None:
     near, version = lab.hosts[0].interfaces, 6 if ":" in flows.ends[0] else 4
     targets = [
         PinTarget(each.rail, each.index, each.gateway if version == 4 else each.gateway6, True, "any") for each in near

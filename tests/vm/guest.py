@@ -36,7 +36,7 @@ SLOW_FACTOR = 30
 LIMIT_S = 1800.0
 MODULES = (
     *("sch_ingress", "cls_bpf", "sch_fq", "sch_tbf", "sch_htb", "veth", "rdma_rxe", "ib_uverbs", "rdma_ucm"),
-    "ip_gre",  # makes devices when it is loaded
+    *("ip_gre", "sit"),  # make devices when they are loaded
 )
 
 # One processor each: with two, each atomic operation is emulated as one, and they wait for each other while only one of
