@@ -32,7 +32,8 @@ _REPLAYS: Final = 10  # of PCIe in a window; fewer are no fault
 
 def host(ranks: Sequence[RankUse], of_host: HostUse | None, window_ns: int) -> Iterator[JobCause]:
     """The rank that got least of the processors, and what a hypervisor took."""
-    found = [(share, each) for each in ranks if (share := _withheld(each, window_ns)) is not None]
+    much = [each for each in ranks if max(each.waited or 0.0, each.throttled or 0.0) >= LEAST]
+    found = [(share, each) for each in much if (share := _withheld(each, window_ns)) is not None]
     if found:
         share, worst = max(found, key=lambda item: item[0].low)
         yield _cause("host", share, _host_reason(worst, ranks, of_host, window_ns), rank=worst.rank)

@@ -172,12 +172,12 @@ def test_queue_pairs_that_are_congested_count_where_they_are_half_of_all() -> No
     slow = Bandwidth(8, 5, 2_000, 8_000, 1_000, 9_000, 5)
     bad = samples.rdma_qp(verdict="congested", reason="low", bandwidths=[slow], path=samples.path(), closed=False)
     well = samples.rdma_qp(number=9, verdict="ok", path=samples.path(), closed=False)
-    whole = Sum((("job", 0), samples.path(), "rail1"), queue_pairs=2, pairs=[bad, well])
+    whole = Sum(("job", samples.path(), "rail1"), pairs=[bad, well])
     (use,) = paths.uses([whole], Delays(SECOND), SECOND, NOW)
     assert (
         use.troubled is not None and use.troubled.value == 0.75 and "1 of 2 queue pairs congested" in use.pairs_reason
     )
-    few = Sum((("job", 0), samples.path(), "rail1"), queue_pairs=3, pairs=[bad, well, well])
+    few = Sum(("job", samples.path(), "rail1"), pairs=[bad, well, well])
     (use,) = paths.uses([few], Delays(SECOND), SECOND, NOW)
     assert use.troubled is None and use.pairs == 3
 

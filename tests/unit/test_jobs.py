@@ -24,6 +24,7 @@ from rich.console import Console
 from pytools.config import AgentConfig, Windows
 from pytools.ipc.bus import Bus, Published
 from pytools.signals import Job, Owner
+from pytools.signals import Path as NetworkPath
 from pytools.sources.jobs import processes as looking
 from pytools.sources.jobs import ras, verdicts
 from pytools.sources.jobs.environment import Place, place
@@ -418,25 +419,47 @@ def test_bytes_are_of_the_window_and_of_the_rank() -> None:
     def offer(sent: int, **changes: Any) -> None:
         traffic.offer(Published(samples.tcp_flow(sent_bytes=sent, at_ns=at_ns, **changes)))
 
-    def window() -> list[tuple[int, int, int, int]]:
-        found = traffic.window(at_ns)
-        return sorted((each.where[0][1], each.connections, each.queue_pairs, each.sent) for each in found)
+    def window() -> tuple[list[tuple[int, int, int]], tuple[int, int], tuple[int, int]]:
+        found = sorted((each.connections, len(each.pairs), each.sent) for each in traffic.window(at_ns))
+        return found, traffic.held("job", 0), traffic.held("job", 1)
 
     offer(1000)  # before it was first seen
     offer(1000, owner=Owner(5, "other"))
-    assert window() == [(0, 1, 0, 0)]
+    assert window() == ([(1, 0, 0)], (1, 0), (0, 0))
     offer(1700)
     offer(1900)
-    assert window() == [(0, 1, 0, 900)]
-    assert window() == [(0, 1, 0, 0)]
+    assert window() == ([(1, 0, 900)], (1, 0), (0, 0))
+    assert window() == ([(1, 0, 0)], (1, 0), (0, 0))
     offer(50, local_port=2, owner=Owner(0, "", "/b"), namespace="ml/train-1", first_ns=at_ns + 5)
     offer(2000, state="close")
-    assert window() == [(0, 0, 0, 100), (1, 1, 0, 50)]
-    traffic.offer(Published(samples.rdma_qp(owner=Owner(4711, "py"), completed_bytes=10)))
-    traffic.offer(Published(samples.rdma_qp(owner=Owner(4711, "py"), completed_bytes=30)))
-    assert window() == [(0, 0, 1, 20), (1, 1, 0, 0)]
+    assert window() == ([(1, 0, 150)], (0, 0), (1, 0))
+    traffic.offer(Published(samples.rdma_qp(owner=Owner(4711, "py"), completed_bytes=10, path=samples.path())))
+    traffic.offer(Published(samples.rdma_qp(owner=Owner(4711, "py"), completed_bytes=30, path=samples.path())))
+    assert window() == ([(1, 1, 20)], (0, 1), (1, 0))
     at_ns += 20 * SECOND
-    assert window() == []  # nobody has spoken of them since
+    assert window() == ([], (0, 0), (0, 0))  # nobody has spoken of them since
+
+
+def test_a_connection_goes_with_its_path_and_its_rank() -> None:
+    traffic = Traffic()
+    traffic.set_ranks({"job": [member(4711), member(77, 1, "/b")]})
+    at_ns, other = samples.AT_NS, NetworkPath("h1", "h2", "10.9.0.2", "10.2.1.1", "rail2")
+
+    def offer(sent: int, **changes: Any) -> None:
+        traffic.offer(Published(samples.tcp_flow(sent_bytes=sent, at_ns=at_ns, interface="eth0", **changes)))
+
+    def window() -> dict[NetworkPath | None, tuple[int, int]]:
+        return {each.where[1]: (each.connections, each.sent) for each in traffic.window(at_ns)}
+
+    offer(1000, path=samples.path())
+    offer(1200, path=samples.path())
+    offer(1300, path=other)  # what it sent in the window counts where it is now
+    assert window() == {other: (1, 300)} and traffic.held("job", 0) == (1, 0)
+    offer(1400, path=other, owner=Owner(77, "py"))
+    assert window() == {other: (1, 100)} and (traffic.held("job", 0), traffic.held("job", 1)) == ((0, 0), (1, 0))
+    traffic.set_ranks({"job": [member(77, 0, "/b")]})  # they were numbered anew
+    offer(1500, path=other, owner=Owner(77, "py"))
+    assert window() == {other: (1, 100)} and (traffic.held("job", 0), traffic.held("job", 1)) == ((1, 0), (0, 0))
 
 
 # ---- the source ----

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 from pytools.estimators.job_evidence import HostUse, RankUse
 
 _LOOK_AGAIN: Final = 5  # windows until it is looked again in which control group a rank is, and what its quota is
-_MOST_BYTES: Final = 16_384  # of the list of a process's control groups
+_MOST_BYTES: Final = 16_384  # of such a file
 _STEAL: Final = 7  # among the columns of /proc/stat
 _IDLE: Final = (3, 4)  # idle, and waiting for a disk
 _RUNNING: Final = 8  # columns; guests are in others
@@ -68,7 +68,7 @@ class _Quota:
 
     def update(self) -> None:
         """Read it once more."""
-        counts = dict(line.split() for line in _text(self.folder / "cpu.stat").splitlines() if line.count(" ") == 1)
+        counts = dict(line.split() for line in _start(f"{self.folder}/cpu.stat").splitlines() if line.count(" ") == 1)
         total = int(counts.get("throttled_usec", 0)) * 1000 if self.version == 2 else int(counts["throttled_time"])
         periods = int(counts["nr_throttled"])
         if self.throttled_ns >= 0:  # of all processors together, but not longer than the periods in which it was
@@ -161,9 +161,9 @@ class Cpu:
         return tuple(chain)
 
     def _read_host(self, window_ns: int) -> None:
-        first = _text(self._proc / "stat").partition("\n")[0].split()[1 : 1 + _RUNNING]
+        first = _start(f"{self._proc}/stat").partition("\n")[0].split()[1 : 1 + _RUNNING]
         ticks = [int(each) for each in first if each.isdigit()]
-        some = _text(self._proc / "pressure" / "cpu").partition("total=")[2].split()
+        some = _start(f"{self._proc}/pressure/cpu").partition("total=")[2].split()
         pressure_us = int(some[0]) if some and some[0].isdigit() else None
         if self._ticks is not None and len(ticks) == len(self._ticks) == _RUNNING and window_ns > 0:
             grown = [max(0, now - before) for now, before in zip(ticks, self._ticks, strict=True)]
@@ -189,11 +189,11 @@ def _use(rank: _Rank, window_ns: int) -> RankUse | None:
     before, rank.waited_ns = rank.waited_ns, waited_ns
     if before < 0 or window_ns <= 0:
         return None
-    worst = max(rank.quotas, key=lambda each: each.lost_ns, default=None)
-    throttled = 0.0 if worst is None else min(1.0, worst.lost_ns / window_ns)
     waited = min(1.0, max(0, waited_ns - before) / window_ns)
-    period_ns, name = (0, "") if worst is None else (worst.period_ns, worst.name)
-    return RankUse(rank.number, waited, throttled, period_ns, name)
+    if not rank.quotas:
+        return RankUse(rank.number, waited, 0.0)
+    worst = max(rank.quotas, key=lambda each: each.lost_ns)
+    return RankUse(rank.number, waited, min(1.0, worst.lost_ns / window_ns), worst.period_ns, worst.name)
 
 
 def _quota(folder: Path, name: str, version: int) -> _Quota | None:
@@ -206,6 +206,20 @@ def _quota(folder: Path, name: str, version: int) -> _Quota | None:
         return _Quota(folder, name, int(period) * 1000, version) if quota.isdigit() else None
     except (OSError, ValueError):
         return None
+
+
+def _start(path: str) -> str:
+    """The first bytes of a file of the kernel; without a buffer and a decoder, as this is read in each window."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return ""
+    try:
+        return os.read(fd, _MOST_BYTES).decode("ascii", "replace")
+    except OSError:
+        return ""
+    finally:
+        os.close(fd)
 
 
 def _text(path: Path) -> str:

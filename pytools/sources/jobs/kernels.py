@@ -138,11 +138,11 @@ class Looks:
             for each in members:
                 named = each.place.rings or f"/dev/shm/swerve-nccl-{each.uid}"
                 at = each.place.rank, named
-                if Path(named).name.startswith(WATCHED):
-                    notes[job] = "`swerve jobs watch` reads its rings"
-                    continue
                 if at not in looked:
-                    looked[at] = self._place(each, named, places)
+                    watched = os.path.basename(named).startswith(WATCHED)
+                    looked[at] = None if watched else self._place(each, named, places)
+                    if watched:
+                        notes[job] = "`swerve jobs watch` reads its rings"
                 place = looked[at]
                 if place is not None:
                     place.members.append((job, each))
@@ -153,17 +153,17 @@ class Looks:
         """A directory as the rank sees it, by a name that others who see it have too."""
         if not named.startswith("/") or ".." in named.split("/"):
             return None
-        inside = self._proc / str(member.owner.pid) / "root" / named.lstrip("/")
+        inside = f"{self._proc}/{member.owner.pid}/root{named}"  # not a Path: there are many ranks, and few have rings
         key = _identity(inside)
         if key is None:
             return None
         if key not in places:
-            names = (self._paths.get(key, inside), Path(named), inside)
+            names = (self._paths.get(key, Path(inside)), Path(named), Path(inside))
             places[key] = _Place(next(each for each in names if _identity(each) == key))
         return places[key]
 
 
-def _identity(path: Path) -> tuple[int, int] | None:
+def _identity(path: Path | str) -> tuple[int, int] | None:
     try:
         found = os.stat(path)
     except OSError:

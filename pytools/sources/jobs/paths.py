@@ -81,49 +81,18 @@ class Delays:
         self._states.clear()
 
 
-Where = tuple[Path | None, str]  # and the interface
-
-
-class _Together:
-    """What all ranks of a job have on one path."""
-
-    def __init__(self) -> None:
-        self.flows: list[int] = []
-        self.stalls: list[tuple[int, TcpFlow]] = []
-        self.pairs: list[RdmaQueuePair] = []
-        self.segments = self.retransmitted = self.timeouts = 0
-
-    def add(self, part: Sum) -> None:
-        self.flows += part.flows
-        self.stalls += part.stalls
-        self.pairs += part.pairs
-        self.segments += part.segments
-        self.retransmitted += part.retransmitted
-        self.timeouts += part.timeouts
-
-
 def uses(sums: Iterable[Sum], delays: Delays, window_ns: int, now_ns: int) -> list[PathUse]:
     """The paths of one job, and besides them all others to the same hosts; without those of the host to itself."""
-    found: dict[Where, _Together] = {}
-    for each in sums:
-        if each.where[2] != LOCAL:
-            where = each.where[1:]
-            if (together := found.get(where)) is None:
-                together = found[where] = _Together()
-            together.add(each)
+    found = {each.where[1:]: each for each in sums if each.where[2] != LOCAL}
     least = LEAST_SHARE * max((max(each.flows) for each in found.values() if each.flows), default=0)
     counted = {where: [sent for sent in each.flows if sent >= least] if least else [] for where, each in found.items()}
-    used = {
-        path
-        for (path, interface) in found
-        if path is not None and (counted[path, interface] or found[path, interface].pairs)
-    }
+    used = {where[0] for where, each in found.items() if where[0] is not None and (counted[where] or each.pairs)}
     for path in used:
         for sibling in delays.siblings(path, now_ns):
-            found.setdefault((sibling, sibling.interface), _Together())
+            found.setdefault((sibling, sibling.interface), Sum((None, sibling, sibling.interface)))
     hosts = {each.destination for each in used}
     return [
-        _use(where, each, counted.get(where, []), delays, window_ns, now_ns)
+        _use(each, counted.get(where, []), delays, window_ns, now_ns)
         for where, each in found.items()
         if where[0] is None or where[0].destination in hosts
     ]
@@ -135,15 +104,8 @@ def typical(sums: Iterable[Sum]) -> float:
     return float(np.median(sent[sent >= LEAST_SHARE * sent.max()])) if sent.size and sent.max() > 0 else 0.0
 
 
-def _use(
-    where: Where,
-    all_of_it: _Together,
-    counted: list[int],
-    delays: Delays,
-    window_ns: int,
-    now_ns: int,
-) -> PathUse:
-    path, interface = where
+def _use(all_of_it: Sum, counted: list[int], delays: Delays, window_ns: int, now_ns: int) -> PathUse:
+    _, path, interface = all_of_it.where
     delay = None if path is None else delays.of(path, now_ns)
     troubled, reason = _of_pairs(all_of_it.pairs)
     forward = None if delay is None else delay.forward

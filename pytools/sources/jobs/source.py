@@ -17,7 +17,6 @@ from typing import Final
 from pytools.config import AgentConfig
 from pytools.ipc.bus import Bus
 from pytools.signals import Job, JobLag, JobPath, JobRank
-from pytools.signals import Path as NetworkPath
 from pytools.sources.jobs import verdicts
 from pytools.sources.jobs.processes import Member, Processes
 from pytools.sources.jobs.ras import Answer, Asking, Communicator, Rank, behind, endpoint, of_job
@@ -120,7 +119,7 @@ class JobSource(Source):
             self._set_jobs(jobs)
         used: dict[Hashable, list[Sum]] = {}
         for each in self._traffic.window(now_ns):
-            used.setdefault(each.where[0][0], []).append(each)
+            used.setdefault(each.where[0], []).append(each)
         window_ns, self._began_ns = now_ns - self._began_ns, now_ns
         if jobs:
             self._verdicts.window(now_ns)
@@ -157,9 +156,6 @@ class JobSource(Source):
         window_ns: int,
         now_ns: int,
     ) -> Job:
-        used: dict[int, list[Sum]] = {}
-        for own in sums:
-            used.setdefault(own.where[0][1], []).append(own)
         by_rank = self._by_rank[key]
         pids = {rank: {each.own_pid for each in found} for rank, found in by_rank.items()}
         answer = Answer("absent", "no RAS: NCCL_RAS_ENABLE is 0, or NCCL_RAS_ADDR is no address")
@@ -178,9 +174,9 @@ class JobSource(Source):
             source=members[0].place.source,
             uid=members[0].uid,
             size=members[0].place.size,
-            ranks=[self._rank(found, used.get(rank, []), gpu_of.get(rank), now_ns) for rank, found in by_rank.items()],
+            ranks=[self._rank(key, found, gpu_of.get(rank), now_ns) for rank, found in by_rank.items()],
             window_ns=window_ns,
-            paths=_summed(sums),
+            paths=_paths(sums),
             ras=answer.state,
             ras_reason=answer.reason,
             ras_ranks=max((len(each.ranks) for each in answer.communicators), default=0),
@@ -188,8 +184,9 @@ class JobSource(Source):
             why=self._verdicts.of(key, members, sums, gpu_of, window_ns, now_ns),
         )
 
-    def _rank(self, found: list[Member], own: list[Sum], gpu: int | None, now_ns: int) -> JobRank:
+    def _rank(self, job: Hashable, found: list[Member], gpu: int | None, now_ns: int) -> JobRank:
         first = found[0]
+        connections, queue_pairs = self._traffic.held(job, first.place.rank)
         return JobRank(
             rank=first.place.rank,
             owner=first.owner,
@@ -198,8 +195,8 @@ class JobSource(Source):
             gpus=first.place.gpus,
             gpu=gpu,
             pod=self._pods.name(pod(first.owner.cgroup), first.owner.container, now_ns),
-            connections=sum([each.connections for each in own]),
-            queue_pairs=sum([each.queue_pairs for each in own]),
+            connections=connections,
+            queue_pairs=queue_pairs,
         )
 
 
@@ -267,15 +264,9 @@ def _places(members: list[Member]) -> dict[Where, Member]:
     return found
 
 
-def _summed(sums: Iterable[Sum]) -> list[JobPath]:
-    """One of each path, those with the most bytes first."""
-    used: dict[tuple[NetworkPath | None, str], list[Sum]] = {}
-    for each in sums:
-        used.setdefault(each.where[1:], []).append(each)
-    found = []
-    for (path, interface), parts in used.items():
-        counts = zip(*((each.connections, each.queue_pairs, each.sent, each.received) for each in parts), strict=True)
-        found.append(JobPath(path, interface, *map(sum, counts)))
+def _paths(sums: Iterable[Sum]) -> list[JobPath]:
+    """Those with the most bytes first."""
+    found = [JobPath(*each.where[1:], each.connections, len(each.pairs), each.sent, each.received) for each in sums]
     return sorted(found, key=lambda each: (-each.sent_bytes - each.received_bytes, each.interface))
 
 
