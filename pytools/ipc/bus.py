@@ -74,6 +74,7 @@ class Bus:
     def __init__(self) -> None:
         self._readers: dict[object, tuple[frozenset[str] | None, Callable[[Published], None]]] = {}
         self._asked: dict[object, frozenset[str] | None] = {}  # what is made for the sake of each
+        self._detailed: set[object] = set()  # who reads details, too (ipc/wire.py)
         self._by_type: dict[type, tuple[Callable[[Published], None], ...]] = {}
 
     def publish(self, signal: AnySignal) -> None:
@@ -85,15 +86,19 @@ class Bus:
         for offer in offers:
             offer(published)
 
-    def wanted(self, type_tag: str) -> bool:
-        """Whether anybody would receive a signal of this type now."""
-        return any(types is None or type_tag in types for types in self._asked.values())
+    def wanted(self, type_tag: str, details: bool = False) -> bool:
+        """Whether anybody would receive a signal of this type now, or is waiting for its details."""
+        return any(
+            types is None or type_tag in types
+            for reader, types in self._asked.items()
+            if not details or reader in self._detailed
+        )
 
     def subscribe(self, types: frozenset[str] | None, capacity: int = 4096) -> Subscription:
         """Receive signals of these types (None: all) in this process; at most `capacity` wait to be read."""
         check_types(types)
         subscription = Subscription(capacity, self.remove)
-        self.add(subscription, types, subscription.offer)
+        self.add(subscription, types, subscription.offer, details=True)
         return subscription
 
     def add(
@@ -102,17 +107,25 @@ class Bus:
         types: frozenset[str] | None,
         offer: Callable[[Published], None],
         besides: frozenset[str] = frozenset(),
+        details: bool = False,
     ) -> None:
         """Offer this reader each signal of these types, in the call of whoever publishes it.
 
-        Those of the types `besides` too, but only while somebody else wants them: they are not made for this reader.
+        Parameters
+        ----------
+        besides : frozenset of str
+            Types that it is offered only while somebody else wants them: they are not made for this reader.
+        details : bool
+            Whether it waits for details: sources look more often while somebody does.
         """
         self._asked[reader] = types
+        (self._detailed.add if details else self._detailed.discard)(reader)
         self._readers[reader] = (None if types is None else types | besides, offer)
         self._rebuild()
 
     def remove(self, reader: object) -> None:
         self._asked.pop(reader, None)
+        self._detailed.discard(reader)
         if self._readers.pop(reader, None) is not None:
             self._rebuild()
 

@@ -34,7 +34,8 @@ _PROBE_KEY_BYTES: Final = 16  # of SipHash
 _ARRIVED: Final = 512  # messages that wait for the agent; older ones give way, and count as lost
 _QUEUE_BYTES: Final = 8 << 20  # that wait to be read, of each topic
 _LEAVE_S: Final = 0.5
-_POLL_NS: Final = 100_000_000
+_POLL_NS: Final = 100_000_000  # while a peer has not proved itself
+_CALM_NS: Final = 800_000_000  # else only for challenges: whoever receives looks by itself
 _ADDRESSES_NS, _NO_ADDRESS_NS = 10_000_000_000, 500_000_000  # so often we look at which our addresses are
 # All of zenoh's work on one thread: it moves bytes, and little else. As it comes it starts eight.
 _RUNTIME: Final = (
@@ -146,7 +147,7 @@ class HostBus:
         if now_ns >= self._look_ns:
             self._look_ns = now_ns + (_ADDRESSES_NS if self._session else _NO_ADDRESS_NS)
             self._follow(local_addresses(self._addresses))
-        return now_ns + _POLL_NS
+        return now_ns + (_POLL_NS if len(self.confirmed()) < len(self._names) else _CALM_NS)
 
     def drops(self) -> dict[str, int]:
         refused = {f"host_bus_{cause}": self.sealer.refused[cause] for cause in _CAUSES}

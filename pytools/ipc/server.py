@@ -177,7 +177,8 @@ class _Connection:
                 types = None if message.types is None else frozenset(message.types)
                 check_types(types)
                 self._server._bus.remove(self)
-                self._server._bus.add(self, types, self.offer_coarse if message.coarse else self.offer)
+                offer = self.offer_coarse if message.coarse else self.offer
+                self._server._bus.add(self, types, offer, details=not message.coarse)
                 return
         except (*UNREADABLE, UsageError) as error:
             self._reject(str(error))

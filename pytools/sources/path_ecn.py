@@ -16,7 +16,7 @@ from pytools.kernel.addresses import mapped
 from pytools.kernel.bpf.loader import Loaded
 from pytools.signals import LinkEvent, Path, PathEcn
 from pytools.sources.probing.paths import PinnedPath
-from pytools.sources.source import Source, next_beat
+from pytools.sources.source import Source, next_beat, pace_ns
 
 _MS: Final = 1_000_000
 _LOOK_NS: Final = 250 * _MS
@@ -62,7 +62,7 @@ class PathEcnSource(Source):
         if now_ns >= self._window_end_ns:
             self._publish(marks, paths, now_ns, unix_ns)
             self._window_end_ns = next_beat(self._window_end_ns, self._window_ns, now_ns)
-        return now_ns + _LOOK_NS
+        return min(self._window_end_ns, now_ns + pace_ns(self._bus, "link_event", _LOOK_NS, self._window_ns))
 
     def _by_key(self) -> Mapping[Key, Path]:
         current = self._paths()

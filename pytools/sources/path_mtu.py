@@ -29,7 +29,6 @@ _POLL_NS: Final = 5 * _MS  # while a search is under way
 _POLL_LATE_NS: Final = 20 * _MS
 _WAIT_NS: Final = 250 * _MS  # at most, for the replies of rounds in which nothing is suspected
 MOST_A_SECOND: Final = 50  # such rounds of all paths together: with many paths, each has one less often
-_IDLE_NS: Final = 200 * _MS
 _GRACE_NS: Final = 5 * _MS  # for what was overtaken by the smallest
 _AGAIN_NS: Final = 50 * _MS  # the smallest is sent again when it was not answered by then; then after twice as long
 _TOLD_FOR_NS: Final = 10_000 * _MS  # routers limit how often they tell
@@ -126,10 +125,10 @@ class PathMtuSource(Source):
             self._window_end_ns = next_beat(self._window_end_ns, self._window_ns, now_ns)
             for watched in self.watched.values():
                 self._publish(watched, now_ns)
-        return min(self._window_end_ns, self._next(now_ns))
+        return self._next(now_ns)
 
     def _next(self, now_ns: int) -> int:
-        due_ns = now_ns + _IDLE_NS
+        due_ns = self._window_end_ns
         self._hurried = False
         for watched in self.watched.values():
             look_ns = watched.round.began_ns + watched.round.wait_ns if watched.round else watched.due_ns

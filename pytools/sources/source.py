@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import selectors
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
+
+if TYPE_CHECKING:
+    from pytools.ipc.bus import Bus
 
 RELAXED_NS: Final = 200_000_000  # how late a source may be called for which it does not matter: with the mesh
+
+
+def pace_ns(bus: Bus, type_tag: str, every_ns: int, calm_ns: int) -> int:
+    """How often to look: this often while somebody waits for signals of this type, else more seldom."""
+    return every_ns if bus.wanted(type_tag, details=True) else max(every_ns, calm_ns)
 
 
 def next_beat(due_ns: int, every_ns: int, now_ns: int) -> int:

@@ -13,12 +13,14 @@ from pytools.sources.probing.sessions import EXTRA_EVERY_NS, EXTRA_TICKS
 
 MS = 1_000_000
 INTERVAL_NS = 20 * MS
+WINDOW_ENDS_NS = 10**15  # later than everything
 
 
 def made(paths: int = 3, probes: int = 3) -> tuple[Attention, Liveness]:
     attention, liveness = Attention(INTERVAL_NS), Liveness(INTERVAL_NS)
     liveness.grow(paths)
     attention.grow(paths, probes)
+    attention.watched = True
     return attention, liveness
 
 
@@ -43,7 +45,7 @@ def told_every(attention: Attention, liveness: Liveness, begin_ms: int, end_ms: 
         found = attention.look(slow(*counts), liveness, now_ns)
         for path in [] if found is None else np.flatnonzero(found).tolist():
             told[path] += 1
-        now_ns = attention.next_read(now_ns, 0)
+        now_ns = attention.next_read(now_ns, 0, WINDOW_ENDS_NS)
     return told
 
 
@@ -63,7 +65,7 @@ def test_a_path_that_stays_slow_is_told_of_less_often_and_one_that_becomes_so_be
 def test_the_next_reading_is_soon_and_in_step_with_the_probes(now_ns: int, sends_ns: int, alerted: bool) -> None:
     attention, _ = made()
     attention.alerted = alerted
-    due_ns = attention.next_read(now_ns, sends_ns)
+    due_ns = attention.next_read(now_ns, sends_ns, WINDOW_ENDS_NS)
     assert (due_ns - sends_ns) % INTERVAL_NS == (INTERVAL_NS // 8 if alerted else INTERVAL_NS * 3 // 4)
     longest_ns = INTERVAL_NS if alerted else attention.read_ns
     assert longest_ns - INTERVAL_NS < due_ns - now_ns <= longest_ns
@@ -72,9 +74,18 @@ def test_the_next_reading_is_soon_and_in_step_with_the_probes(now_ns: int, sends
 def test_while_extra_probes_leave_it_reads_every_few_of_them() -> None:
     attention, _ = made()
     attention.hurry(0)
-    assert attention.next_read(0, 0) == 8 * MS
+    assert attention.next_read(0, 0, WINDOW_ENDS_NS) == 8 * MS
     end_ns = EXTRA_TICKS * EXTRA_EVERY_NS
     assert attention.hurried(end_ns - 1) and not attention.hurried(end_ns)
+
+
+@pytest.mark.parametrize(("probes", "read_ms"), [(3, 1000), (34, 1000), (512, 160), (4096, 20), (100_000, 20)])
+def test_while_nobody_reads_short_windows_the_ring_is_read_at_the_end_of_long_ones(probes: int, read_ms: int) -> None:
+    attention, liveness = made(probes=probes)
+    attention.watched = False
+    assert attention.next_read(7 * MS, 0, 1007 * MS) == (7 + read_ms) * MS
+    assert attention.look(slow(0, 2, 0), liveness, 1000 * MS) is not None  # all is not well
+    assert attention.next_read(1000 * MS, 0, WINDOW_ENDS_NS) <= 1000 * MS + INTERVAL_NS
 
 
 @pytest.mark.parametrize(("probes", "read_ms"), [(3, 200), (512, 160), (4096, 20), (100_000, 20)])

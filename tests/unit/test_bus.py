@@ -52,6 +52,19 @@ def test_wanted_follows_the_subscriptions() -> None:
     assert not bus.wanted("self")
 
 
+def test_who_reads_no_details_has_nobody_look_closely() -> None:
+    bus = Bus()
+    bus.add("recorder", None, lambda _: None)
+    assert bus.wanted("path_delay") and not bus.wanted("path_delay", details=True)
+    controller = bus.subscribe(frozenset({"path_delay"}))
+    assert bus.wanted("path_delay", details=True) and not bus.wanted("act", details=True)
+    controller.close()
+    assert not bus.wanted("path_delay", details=True)
+    bus.add("client", frozenset({"path_delay"}), lambda _: None, details=True)
+    bus.add("client", frozenset({"path_delay"}), lambda _: None)  # it asks again, for less
+    assert bus.wanted("path_delay") and not bus.wanted("path_delay", details=True)
+
+
 def test_a_full_subscription_drops_the_newest_and_counts() -> None:
     bus = Bus()
     subscription = bus.subscribe(None, capacity=3)

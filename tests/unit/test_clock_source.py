@@ -36,7 +36,7 @@ class Agent:
             has_own_clock=lambda _: True,
             stamping_clock=lambda now_ns: now_ns,
         )
-        bus = SimpleNamespace(wanted=lambda tag: tag == "clock", publish=self.published.append)
+        bus = SimpleNamespace(wanted=lambda tag, **_: tag == "clock", publish=self.published.append)
         self.source = ClockSource(AgentConfig(host="h2", peers=[]), cast(ProbeMesh, mesh), None, cast(Bus, bus))
         scale = Timescale(reference, SECOND_NS // 2, reference)
         for name in CRYSTALS:
@@ -130,7 +130,7 @@ class Rounds:
             ),
             sender=SimpleNamespace(pairs=lambda *_: self.pairs, singles=lambda *_: [nothing[:, 0]] * 4),
         )
-        bus = SimpleNamespace(wanted=lambda _: False)
+        bus = SimpleNamespace(wanted=lambda *_, **__: False)
         config = AgentConfig(host="h2", peers=[], clocks=Clocks(interval_ms=1000))
         self.source = ClockSource(config, cast(ProbeMesh, self.mesh), hosts, cast(Bus, bus))
         self.now_ns = NOW_NS

@@ -29,7 +29,7 @@ from pytools.sources.clocks.messages import Edge, Edges, HostClock
 from pytools.sources.clocks.timescale import Timescale
 from pytools.sources.probing.mesh import ProbeMesh
 from pytools.sources.probing.paths import PinnedPath
-from pytools.sources.source import RELAXED_NS, Source
+from pytools.sources.source import RELAXED_NS, Source, pace_ns
 
 _MS: Final = 1_000_000
 _FITS: Final = 8  # paths fitted in one tick: the second and following find everything in the caches
@@ -103,7 +103,8 @@ class ClockSource(Source):
             if not self._waiting:
                 self._tell(now_ns)
         if not self._waiting:
-            return min(self._round_ns, now_ns + (_MOST_TICK_NS if now_ns < self._quick_until_ns else RELAXED_NS))
+            calm_ns = pace_ns(self._bus, "clock", RELAXED_NS, self._interval_ns)
+            return min(self._round_ns, now_ns + (_MOST_TICK_NS if now_ns < self._quick_until_ns else calm_ns))
         step_ns = (self._round_ns - now_ns) // (len(self._waiting) // _FITS + 2)
         return now_ns + min(_MOST_TICK_NS, max(step_ns, 0))
 

@@ -29,6 +29,7 @@ from pytools.sources.links.events import Happening, Neighbour, NeighbourHistory
 from pytools.sources.links.interface import Interface
 from pytools.sources.links.rdma_ports import RdmaPorts
 from pytools.sources.links.rdma_sysfs import Sysfs
+from pytools.sources.source import pace_ns
 
 _MS: Final = 1_000_000
 _S: Final = 1_000_000_000
@@ -100,7 +101,7 @@ class LinkSource:
     def tick(self, now_ns: int) -> int:
         """Do what is due; returns when to be called next."""
         if now_ns >= self._due["poll"]:
-            self._due["poll"] = now_ns + self._poll_ns
+            self._due["poll"] = now_ns + pace_ns(self._bus, "link_event", self._poll_ns, self._window_ns)
             with self._counting_failures():
                 self._poll(now_ns)
         if now_ns >= self._due["driver"]:

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from pytools.sources.probing.liveness import Liveness
 from pytools.sources.probing.sessions import EXTRA_EVERY_NS, EXTRA_TICKS
 
-READ_EVERY_NS: Final = 200_000_000
+READ_EVERY_NS: Final = 200_000_000  # while somebody reads short windows
 _MOST_RECORDS: Final = 4096  # between two readings: fewer than the ring holds
-_MOST_INTERVALS: Final = 24  # between two readings: fewer than liveness.py remembers
+_MOST_INTERVALS: Final = 60  # between two readings: fewer than liveness.py remembers
 _ALERT_NS: Final = 200_000_000  # a path is alerted for so long after it was slow or silent
 _NEWS_NS: Final = 2_000_000_000  # and reported once an interval for this long, then less often
 _STANDING_EVERY_NS: Final = 100_000_000
@@ -30,7 +30,9 @@ class Attention:
     standing : bool
         Whether any has been alerted for longer.
     read_ns : int
-        How often the ring is read while none is alerted.
+        How often the ring is read while none is alerted and somebody reads short windows.
+    watched : bool
+        Whether somebody reads short windows.
     """
 
     def __init__(self, interval_ns: int) -> None:
@@ -39,14 +41,16 @@ class Attention:
         self._since_ns = np.zeros(0, np.int64)  # and since when
         self._told_ns = 0  # when those that have been alerted for longer were last told of
         self._hurried_ns = 0  # until when extra probes leave
-        self.alerted, self.standing, self.read_ns = False, False, READ_EVERY_NS
+        self.alerted = self.standing = self.watched = False
+        self._fits_ns = self.read_ns = READ_EVERY_NS  # for so long the ring has room
 
     def grow(self, paths: int, probes: int) -> None:
         """Have this many paths, along which so many probes leave every interval."""
         more = np.zeros(paths - len(self._alert_ns), np.int64)
         self._alert_ns, self._since_ns = (np.concatenate([each, more]) for each in (self._alert_ns, self._since_ns))
         intervals = min(_MOST_INTERVALS, max(1, _MOST_RECORDS // max(1, probes)))
-        self.read_ns = min(READ_EVERY_NS, intervals * self._interval_ns)
+        self._fits_ns = intervals * self._interval_ns
+        self.read_ns = min(READ_EVERY_NS, self._fits_ns)
 
     def hurry(self, now_ns: int) -> None:
         """Extra probes leave from now on."""
@@ -79,14 +83,17 @@ class Attention:
             return alert
         return news if self.alerted else None
 
-    def next_read(self, now_ns: int, sends_ns: int) -> int:
+    def next_read(self, now_ns: int, sends_ns: int, window_ends_ns: int) -> int:
         """When to read the ring, where the next probes leave at `sends_ns`.
 
-        Shortly before probes leave, when most answers are there; if alerted soon after: who is overtaken shows.
+        For the long window alone, if nobody reads short ones and all is well. Else shortly before probes leave, when
+        most answers are there; if alerted soon after: who is overtaken shows.
         """
         step_ns = min(self._interval_ns, READ_EVERY_NS)
         if self.hurried(now_ns):
             return now_ns + min(step_ns, _HURRIED_EVERY_NS)
+        if not (self.watched or self.alerted or self.standing):
+            return min(window_ends_ns, now_ns + self._fits_ns)
         phase_ns = sends_ns + (step_ns // 8 if self.alerted else -step_ns // 4)
         calm_ns = min(self.read_ns, max(step_ns, _STANDING_EVERY_NS)) if self.standing else self.read_ns
         due_ns = now_ns + (step_ns if self.alerted else calm_ns)

@@ -56,7 +56,7 @@ _BY_CHANCE: Final = 1e-6
 _LEAST_LOSS, _MOST_LOSS = 0.005, 0.75  # assumed, whatever was seen
 
 _LEAST_LOGGED: Final = 32  # times that probes were sent
-_LOGGED_NS: Final = 1_000_000_000  # for so long they are remembered
+_LOGGED_NS: Final = 2_000_000_000  # for so long they are remembered
 
 
 class Liveness(Growing):

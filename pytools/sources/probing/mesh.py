@@ -1,9 +1,9 @@
 """The probe mesh: probes every path to every peer, and publishes what the replies show.
 
 probe.c answers the peers' probes, and stamps and matches ours, which are planned ahead and sent by the pacer. The ring
-of replies is read five times a second, once an interval while a path is slow or has just fallen silent, and at once
-when probe.c reports a change. Times are CLOCK_MONOTONIC nanoseconds. One thread; created and used in the network
-namespace that it measures.
+of replies is read once a long window, five times a second while somebody reads short ones, once an interval while a
+path is slow or has just fallen silent, and at once when probe.c reports a change. Times are CLOCK_MONOTONIC
+nanoseconds. One thread; created and used in the network namespace that it measures.
 """
 
 from __future__ import annotations
@@ -211,7 +211,8 @@ class ProbeMesh:
             self._discover(now_ns)
         if now_ns >= self._due["pacer"]:
             self._send_along()
-        if self._miss_ns is not None and now_ns >= self._miss_ns:
+        watched, self._attention.watched = self._attention.watched, self._bus.wanted("path_delay", details=True)
+        if (self._miss_ns is not None and now_ns >= self._miss_ns) or watched < self._attention.watched:
             self._due["read"] = now_ns
         if now_ns >= self._due["read"]:
             self._work(now_ns)
@@ -248,7 +249,7 @@ class ProbeMesh:
         if now_ns >= self._due["slow"]:
             self._due["slow"] = now_ns + _SLOW_EVERY_NS
             self._set_slow(now_ns)
-        self._due["read"] = self._attention.next_read(now_ns, self.sender.next_ns)
+        self._due["read"] = self._attention.next_read(now_ns, self.sender.next_ns, self._due["long"])
 
     def _hurry(self, now_ns: int) -> None:
         """Where answers have just become overdue, find out soon whether probes are lost, or wait; or paths are dead."""

@@ -188,29 +188,42 @@ static void send_tick(int64_t tick, int64_t *entry)
 	store(DONE, tick + 1);
 }
 
-/* As in note_sent of probe.c; but where round trips are nearly that long, an answer that is not here yet is no news. */
-static int is_overdue(const struct swerve_probe_path *path, u64 now_ns)
+/*
+ * As in note_sent of probe.c; but where round trips are nearly that long, an answer that is not here yet is no news.
+ * INT64_MAX: none is waited for.
+ */
+static int64_t overdue_from(const struct swerve_probe_path *path)
 {
 	u64 first_ns = __atomic_load_n(&path->first_ns, __ATOMIC_RELAXED), grace_ns = path->grace_ns;
 	u64 late_ns = grace_ns < SWERVE_PROBE_LATE_NS ? grace_ns : SWERVE_PROBE_LATE_NS;
 
-	return path->limit && !path->overdue && grace_ns <= SWERVE_PROBE_MOST_GRACE_NS && first_ns &&
-	       now_ns > first_ns + late_ns;
+	if (!path->limit || path->overdue || grace_ns > SWERVE_PROBE_MOST_GRACE_NS || !first_ns)
+		return INT64_MAX;
+	return first_ns + late_ns;
 }
 
-/* Whether an answer is overdue. The agent may be hanging: we do not wait for it. */
-static void look(int64_t due_ns)
+/*
+ * Whether an answer is overdue, and if not, when the first of those that are waited for will be; INT64_MAX: none is.
+ * The agent may be hanging: we do not wait for it.
+ */
+static int64_t look(int64_t due_ns)
 {
 	const unsigned char overdue = OVERDUE;
-	int64_t now_ns = clock_ns(CLOCK_MONOTONIC), rows = load(ROWS);
+	int64_t now_ns = clock_ns(CLOCK_MONOTONIC), rows = load(ROWS), next_ns = INT64_MAX;
 
 	if (!paths || now_ns > due_ns + LOOK_LATE_NS)
-		return;
-	for (int64_t row = 0; row < rows && row < SWERVE_PROBE_PATHS; row++)
-		if (is_overdue(&paths[row], now_ns)) {
+		return INT64_MAX;
+	for (int64_t row = 0; row < rows && row < SWERVE_PROBE_PATHS; row++) {
+		int64_t from_ns = overdue_from(&paths[row]);
+
+		if (from_ns < now_ns) {
 			send(control, &overdue, 1, MSG_NOSIGNAL | MSG_DONTWAIT);
-			return;
+			return INT64_MAX;
 		}
+		if (from_ns < next_ns)
+			next_ns = from_ns;
+	}
+	return next_ns == INT64_MAX ? next_ns : next_ns + 1;
 }
 
 /* For a plan; 0 when the agent is gone. */
@@ -252,14 +265,12 @@ static void run(void)
 		if (left_ns > 0) {
 			alive = sleep_for(left_ns);
 		} else if (looks) {
-			look(look_ns);
-			look_ns = INT64_MAX;
+			look_ns = look(look_ns);
 		} else {
 			int64_t due_ns = entry[DUE]; /* the entry may be another tick's as soon as it is sent */
 
 			send_tick(tick, entry);
-			look(due_ns);
-			look_ns = paths ? clock_ns(CLOCK_MONOTONIC) + SWERVE_PROBE_LATE_NS : INT64_MAX;
+			look_ns = look(due_ns);
 		}
 	}
 }

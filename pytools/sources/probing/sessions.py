@@ -27,7 +27,7 @@ PROBES: Final = 3  # to a pair: the one that leads it included
 
 FREE, OUTSTANDING, ANSWERED, TIMED_OUT, LATE = range(5)  # what has become of the probe in a slot
 _MOST_SLOTS: Final = 65_536
-AHEAD_NS: Final = 640_000_000  # for so long probes are planned ahead, where that is so many ticks
+AHEAD_NS: Final = 1_920_000_000  # for so long probes are planned ahead, where that is so many ticks
 LEAST_TICKS: Final = 4
 EXTRA_TICKS: Final = 24  # between the others, so far apart, when a peer keeps us waiting
 EXTRA_EVERY_NS: Final = 1_000_000
