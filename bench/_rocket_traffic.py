@@ -140,13 +140,14 @@ class Incast:
         played.slowest_ns = [each.done[slowest] - self._due[slowest] for each in self._replies]
         return played
 
-    def all_reduce(self, ring: Sequence[Host], chunk_bytes: int, times: int) -> list[int]:
+    def all_reduce(self, ring: Sequence[tuple[Host, Host]], chunk_bytes: int, times: int) -> list[int]:
         """Ring all-reduces beside the bulk connections, one after the other; how long each took.
 
-        Each host sends a chunk to the next one as soon as it has one from the host before, twice less one round.
+        Each hop, from a host to another, carries a chunk as soon as the hop before has brought one, twice less one
+        round.
         """
         self._start_bulk()
-        hops = [self._reply(after, before) for before, after in zip(ring, [*ring[1:], ring[0]], strict=True)]
+        hops = [self._reply(after, before) for before, after in ring]
         chunks, took = 2 * (len(ring) - 1), list[int]()
         for place, hop in enumerate(hops):
             act = functools.partial(self._passed_on, hops[(place + 1) % len(hops)], chunk_bytes, chunks)

@@ -16,8 +16,9 @@ background_ratio
 utilisation_ratio
     What the port sent in the time of the requests, with holds over without. Bar: 0.95.
 ring_ratio
-    Four all-reduces of 8 hosts in a ring (14 chunks of 32 kB each) beside four bulk connections of others to one of
-    them, together, with holds; peer: without. Bar: 0.85. Here `ratio` is what counts.
+    Four all-reduces of 8 hosts in a ring (14 chunks of 32 kB each) together, with holds; peer: without. Here `ratio` is
+    what counts. Bar: 0.85. Cases: ring_shared, all hops through the port, as if each next host were in another rack,
+    beside two bulk connections; ring_hop, one hop through it, beside four.
 longest_gap
     The longest time in which a bulk connection received nothing, while the process that renews the leases is stopped
     or killed when the first request is due: cases sigstop, sigkill; peer: without holds. The lease is 1 s.
@@ -63,6 +64,7 @@ LOADS: Final = {
 # Both as by default in use.
 LIMITS: Final = HoldLimits(threshold_ns=MS, longest_ns=50 * MS, fresh_ns=200 * MS, floor=125_000, gain=256)
 RING, CHUNK_BYTES, REDUCED = 8, 32_000, 4
+RINGS: Final = {"ring_shared": 2, "ring_hop": 4}  # with so many bulk connections
 _GUEST_LIMIT_S: Final = 7200.0
 
 
@@ -86,7 +88,7 @@ def main() -> None:
         compiled(shared)
         words = [sys.executable, __file__, "--inside", "--rounds", str(options.rounds), "--cases", *options.cases]
         words += ["--probed", str(options.probed)]
-        words += ["--ring"] if options.ring else []
+        words += ["--rings", *options.rings]
         words += ["--deserted"] if options.deserted else []
         _counted_guest.run(words, shared, _GUEST_LIMIT_S)
 
@@ -106,9 +108,9 @@ def inner(options: argparse.Namespace) -> None:
                 off = functools.partial(play, lab, load)
                 on = functools.partial(held, lab, load, prober)
                 tell(case, *alternating(options.rounds, off, on))
-            if options.ring:
-                turns = functools.partial(reduce, lab), functools.partial(reduce, lab, prober)
-                tell_ring(*alternating(options.rounds, *turns))
+            for case in options.rings:
+                turns = functools.partial(reduce, lab, case), functools.partial(reduce, lab, case, prober)
+                tell_ring(case, *alternating(options.rounds, *turns))
             for number in (signal.SIGSTOP, signal.SIGKILL) if options.deserted else ():
                 desert(lab, prober, number)
 
@@ -129,22 +131,28 @@ def desert(lab: Lab, prober: Prober, number: signal.Signals) -> None:
     show("unfinished", found.played.unfinished, "requests", "lower", peer="off", peer_value=alone.played.unfinished)
 
 
-def reduce(lab: Lab, prober: Prober | None = None) -> list[int]:
-    """Ring all-reduces of the first hosts, beside bulk connections of others to one of them."""
+def reduce(lab: Lab, case: str, prober: Prober | None = None) -> list[int]:
+    """Ring all-reduces, beside bulk connections of other hosts through the port."""
+    port, *others = lab.hosts
+    if case == "ring_shared":
+        ring = [(each, port) for each in others[:RING]]
+    else:
+        hosts = lab.hosts[:RING]
+        ring = list(zip(hosts, [*hosts[1:], hosts[0]], strict=True))
     if prober is not None:
         prober.hold(LIMITS)
-    with Incast(lab.hosts[0], lab.hosts[RING:], replace(LOADS["incast_cubic"], bulk=4)) as traffic:
-        took = traffic.all_reduce(lab.hosts[:RING], CHUNK_BYTES, REDUCED)
+    with Incast(port, others[RING:], replace(LOADS["incast_cubic"], bulk=RINGS[case])) as traffic:
+        took = traffic.all_reduce(ring, CHUNK_BYTES, REDUCED)
     note(f"all-reduces: {[round(each / MS) for each in took]} ms")
     if prober is not None:
         note(f"held: {prober.release()}")
     return took
 
 
-def tell_ring(off: Sequence[list[int]], on: Sequence[list[int]]) -> None:
+def tell_ring(case: str, off: Sequence[list[int]], on: Sequence[list[int]]) -> None:
     """The time of a round's all-reduces together."""
     totals = [median([sum(turn) / MS for turn in side]) for side in (on, off)]
-    emit("rocket", "ring_ratio", totals[0], "ms", "lower", peer="off", peer_value=totals[1], n=len(on))
+    emit("rocket", "ring_ratio", totals[0], "ms", "lower", case=case, peer="off", peer_value=totals[1], n=len(on))
 
 
 def held(lab: Lab, load: Load, prober: Prober) -> Round:
@@ -239,10 +247,10 @@ def _do(host: Host, command: str) -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=10, help="with and without holds, each (10)")
-    parser.add_argument("--cases", nargs="+", choices=sorted(LOADS), default=sorted(LOADS))
+    parser.add_argument("--cases", nargs="*", choices=sorted(LOADS), default=sorted(LOADS))
     probed = held_paths.EVERY_NS / MS
     parser.add_argument("--probed", type=float, default=probed, help=f"milliseconds between two probes ({probed:g})")
-    parser.add_argument("--ring", action="store_true", help="also ring all-reduces")
+    parser.add_argument("--rings", nargs="*", choices=sorted(RINGS), default=[], help="also ring all-reduces")
     parser.add_argument("--deserted", action="store_true", help="also stop, then kill, what renews the leases")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()
