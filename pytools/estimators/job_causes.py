@@ -109,6 +109,8 @@ def _slow_clock(use: GpuUse, gpus: Sequence[GpuUse]) -> tuple[Range | None, str]
         reference, of = float(use.max_clock_mhz), "its maximum of"
     else:
         return None, ""
+    if reference <= _CLOCK_STEP_MHZ:  # no clock that a busy GPU has, and less than its own error
+        return None, ""
     share = Range(*(1 - (clock + step) / (reference - step) for step in (0, _CLOCK_STEP_MHZ, -_CLOCK_STEP_MHZ)))
     why = f", held by {', '.join(held)}" if held else ""
     return share, f"clock {clock} MHz, {of} {reference:.0f} MHz{why}"

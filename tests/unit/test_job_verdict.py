@@ -265,6 +265,12 @@ EVIDENCE = st.builds(
 )
 
 
+@pytest.mark.parametrize("other_mhz", [1, 10, 15])
+def test_a_clock_below_its_own_error_is_compared_with_nothing(other_mhz: int) -> None:
+    gpus = (GpuUse(0, 0, 1, None, None), GpuUse(1, 1, other_mhz, None, None))
+    assert judge(gpus=gpus).causes == []
+
+
 @given(EVIDENCE)
 def test_whatever_is_known_the_verdict_follows_from_its_causes(evidence: Evidence) -> None:
     found = verdict(evidence)
