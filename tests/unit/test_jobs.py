@@ -440,6 +440,28 @@ def test_bytes_are_of_the_window_and_of_the_rank() -> None:
     assert window() == ([], (0, 0), (0, 0))  # nobody has spoken of them since
 
 
+def test_ends_that_are_used_again_are_another_connection() -> None:
+    traffic = Traffic()
+    traffic.set_ranks({"job": [member(4711)]})
+    at_ns = samples.AT_NS
+    for sent, state in ((1000, "established"), (1200, "close"), (5, "established")):
+        traffic.offer(Published(samples.tcp_flow(sent_bytes=sent, state=state, at_ns=at_ns)))
+    (found,) = traffic.window(at_ns)
+    assert (found.connections, found.sent, found.flows) == (1, 200, [200])
+    traffic.offer(Published(samples.tcp_flow(sent_bytes=25, at_ns=at_ns)))
+    (found,) = traffic.window(at_ns)
+    assert (found.connections, found.sent, found.flows) == (1, 20, [20])
+
+
+def test_timeouts_of_a_connection_are_added_up_however_often_it_is_reported() -> None:
+    traffic = Traffic()
+    traffic.set_ranks({"job": [member(4711)]})
+    for timeouts in (1, 2, 2, 4):
+        traffic.offer(Published(samples.tcp_flow(timeouts=timeouts, stall=None, at_ns=samples.AT_NS)))
+    (found,) = traffic.window(samples.AT_NS)
+    assert found.timeouts == 3 and [many for many, _ in found.stalls] == [3]
+
+
 def test_a_connection_goes_with_its_path_and_its_rank() -> None:
     traffic = Traffic()
     traffic.set_ranks({"job": [member(4711), member(77, 1, "/b")]})
@@ -453,8 +475,8 @@ def test_a_connection_goes_with_its_path_and_its_rank() -> None:
 
     offer(1000, path=samples.path())
     offer(1200, path=samples.path())
-    offer(1300, path=other)  # what it sent in the window counts where it is now
-    assert window() == {other: (1, 300)} and traffic.held("job", 0) == (1, 0)
+    offer(1300, path=other)
+    assert window() == {samples.path(): (0, 200), other: (1, 100)} and traffic.held("job", 0) == (1, 0)
     offer(1400, path=other, owner=Owner(77, "py"))
     assert window() == {other: (1, 100)} and (traffic.held("job", 0), traffic.held("job", 1)) == ((0, 0), (1, 0))
     traffic.set_ranks({"job": [member(77, 0, "/b")]})  # they were numbered anew
