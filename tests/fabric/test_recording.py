@@ -23,6 +23,7 @@ import support
 
 from pytools import directories
 from pytools.errors import SwerveError
+from pytools.ipc.bus import Client
 from pytools.lab import Lab
 from pytools.recording import reader
 from pytools.recording.reader import Read
@@ -146,12 +147,15 @@ def test_thresholds_are_suggested_from_what_was_recorded(lab: Lab, tmp_path: Pat
     recorded, host = directories.recording("", lab.hosts[0].netns), lab.hosts[0].netns
     shutil.rmtree(recorded, ignore_errors=True)
     began = time.time_ns()
-    with agent(lab):
+    with agent(lab), contextlib.ExitStack() as stack:
         support.wait_until(lambda: newest(recorded) > began, 20, "it records", EVERY_S)
+        seen = Windows(recorded, began)
+        # While somebody reads short windows there are five a second.
+        stack.enter_context(Client(directories.agent_socket(host), frozenset({"path_delay"})))
+        support.wait_until(lambda: seen.count() > 0, 20, "paths are measured", EVERY_S)
         early = support.run([*support.SWERVE, "policy", "suggest", "--policy", str(present), "-n", host], check=False)
         assert early.returncode == 1 and "too little was recorded" in early.stderr and "--since" in early.stderr
         lab.load(1, "60mbit", toward=2)
-        seen = Windows(recorded, began)
         support.wait_until(lambda: seen.count() > 330, 150, "enough is recorded", EVERY_S)
         healthy_until = datetime.fromtimestamp(time.time()).isoformat()
         words = ["policy", "suggest", "--policy", str(present), "--until", healthy_until, "-j"]

@@ -62,7 +62,7 @@ class Desk:
         self.acting = FlowActing(flows, self.engine, Output("h1", self.said.append, lambda _: None))  # type: ignore[arg-type]
         self.pins, self.labels = Leases(), Leases()
         self.swept_at: list[int] = []
-        self.acting.table = SimpleNamespace(sweep=self.swept_at.append)  # type: ignore[assignment]
+        self.acting.table = SimpleNamespace(sweep=self.swept_at.append, mend=lambda: None)  # type: ignore[assignment]
         self.acting.pins, self.acting.labels = self.pins, self.labels  # type: ignore[assignment]
 
     def alive(self) -> dict[int, bool]:
