@@ -127,7 +127,7 @@ static __always_inline bool read_tlv(struct udp_packet *packet, u64 nonce, bool 
 static __always_inline int accept(struct swerve_probe_slot *slot, struct swerve_probe_path *path,
 				  struct swerve_probe_session *session, const struct swerve_probe *found)
 {
-	u64 wake = BPF_RB_NO_WAKEUP; /* the agent looks by itself five times a second */
+	u64 wake = BPF_RB_NO_WAKEUP; /* the agent looks by itself now and then */
 	struct swerve_probe *record;
 
 	if (session->flags & SWERVE_SESSION_QUEUE) {
