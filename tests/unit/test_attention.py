@@ -86,6 +86,8 @@ def test_while_nobody_reads_short_windows_the_ring_is_read_at_the_end_of_long_on
     assert attention.next_read(7 * MS, 0, 1007 * MS) == (7 + read_ms) * MS
     assert attention.look(slow(0, 2, 0), liveness, 1000 * MS) is not None  # all is not well
     assert attention.next_read(1000 * MS, 0, WINDOW_ENDS_NS) <= 1000 * MS + INTERVAL_NS
+    attention.alerted, attention.standing = False, True  # it has been slow for long
+    assert attention.next_read(1000 * MS, 0, WINDOW_ENDS_NS) <= 1100 * MS
 
 
 @pytest.mark.parametrize(("probes", "read_ms"), [(3, 200), (512, 160), (4096, 20), (100_000, 20)])
