@@ -55,12 +55,12 @@ def told_together(known, lab, family):
     return len({each and each.at_ns for each in state(known, lab, family)[1].values()}) == 1
 
 
-def wait_for(lab, told, wanted, families=(4, 6), seconds=60):
+def wait_for(lab, told, wanted, families=(4, 6), seconds=100):
     def all_are():
         known = told()
         return all(state(known, lab, family)[0] == wanted for family in families)
 
-    support.wait_until(all_are, seconds, f"the ways are {wanted}: {[state(told(), lab, f)[0] for f in families]}")
+    support.wait_until(all_are, seconds, f"the ways are {wanted}")
     return told()
 
 

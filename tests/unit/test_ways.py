@@ -67,7 +67,7 @@ class Fabric:
     """Routers that answer six times at once, and then once a second each; `way_of` port and hop is their address."""
 
     def __init__(self, routers: int, way_of: Callable[[int, int], str | None]) -> None:
-        self.routers, self._way_of, self.now_s = routers, way_of, 0.0
+        self.routers, self.way_of, self.now_s = routers, way_of, 0.0
         self._tokens: dict[str, tuple[float, float]] = defaultdict(lambda: (0.0, 6.0))
         self.asked: list[Ask] = []
         self.delay: Callable[[Ask], int] = lambda _ask: FAST
@@ -75,7 +75,7 @@ class Fabric:
 
     def answer(self, ask: Ask) -> Reply | None:
         self.asked.append(ask)
-        router = self._way_of(ask.port, ask.hop)
+        router = self.way_of(ask.port, ask.hop)
         if router is None:
             return None
         if ask.hop == 0:  # an interface is seen, not asked
@@ -134,6 +134,15 @@ def test_ports_whose_packets_are_lost_are_no_ways_of_their_own(ways: int, lost: 
     assert right >= 97
 
 
+def test_a_later_search_meets_the_way_that_the_first_has_missed() -> None:
+    of = two_stages(3, 4)
+    few = Fabric(3, lambda port, hop: "spine2" if hop == 2 and of(port, 2) == "spine1" and port < 28 else of(port, hop))
+    before = few.meet()
+    assert len(before.ways().ways) == 3
+    later = Fabric(3, few.way_of).meet(before.hops).ways()
+    assert len(later.ways) == 4 and later.confidence > 0.9999
+
+
 def test_one_way_is_one_way_and_few_ports_are_asked() -> None:
     fabric = Fabric(3, lambda _port, hop: f"r{hop}")
     found = fabric.meet().ways()
@@ -170,7 +179,9 @@ def test_a_way_that_died_since_keeps_its_ports() -> None:
     again = Fabric(3, lambda port, hop: None if of(port, 2) == "spine1" and hop >= 2 else of(port, hop))
     found = again.meet(before.hops).ways()
     then = {port: way.key for way in before.ways().ways for port in way.ports}
-    assert len(found.ways) == 4 and {port: way.key for way in found.ways for port in way.ports}.items() <= then.items()
+    now = {port: way.key for way in found.ways for port in way.ports}
+    assert len(found.ways) == 4 and then.items() <= now.items()
+    assert all(now[port] == (of(port, 2),) for port in now)
 
 
 def test_a_way_whose_ports_were_moved_to_others_is_gone() -> None:

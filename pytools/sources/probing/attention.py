@@ -32,7 +32,7 @@ class Attention:
     read_ns : int
         How often the ring is read while none is alerted and somebody reads short windows.
     watched : bool
-        Whether somebody reads short windows.
+        Whether somebody reads short windows, or the ways of a path are probed.
     """
 
     def __init__(self, interval_ns: int) -> None:

@@ -211,12 +211,15 @@ class ProbeMesh:
             self._discover(now_ns)
         if now_ns >= self._due["pacer"]:
             self._send_along()
-        watched, self._attention.watched = self._attention.watched, self._bus.wanted("path_delay", details=True)
+        watched = self._attention.watched
+        self._attention.watched = self.ways.sweeping or self._bus.wanted("path_delay", details=True)
         if (self._miss_ns is not None and now_ns >= self._miss_ns) or watched < self._attention.watched:
             self._due["read"] = now_ns
         if now_ns >= self._due["read"]:
             self._work(now_ns)
-        return self._due["read"] if self._miss_ns is None else min(self._due["read"], self._miss_ns)
+        if (search_ns := self.ways.due_ns()) is not None and time.monotonic_ns() >= search_ns:
+            self.ways.hear()
+        return min(each for each in (self._due["read"], self._miss_ns, self.ways.due_ns()) if each is not None)
 
     def _work(self, now_ns: int) -> None:
         """Measure by what has come in, publish what follows, and plan what is to be sent."""

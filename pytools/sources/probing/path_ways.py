@@ -44,7 +44,7 @@ class PathWays:
         self.pinned, self.address = pinned, str(ipaddress.ip_address(pinned.path.address))
         self.routers = 0  # when it was searched
         self.reply_ns = FIRST_REPLY_NS  # in which a router answers, if it does
-        self.searched_ns = self.told_ns = 0
+        self.searched_ns = self.told_ns = self.searches = 0
         self.found: Ways | None = None
         self.hops: Sequence[estimator.Hop] = ()
         self.numbers: dict[Key, int] = {}

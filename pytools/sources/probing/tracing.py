@@ -7,14 +7,15 @@ Each search is a generator: it yields the probes to send at once and gets the re
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Container, Generator, Mapping, Sequence
 from itertools import zip_longest
 from statistics import median
 from typing import Final, NamedTuple
 
 from pytools.estimators.ways import Hop, State, Way, Ways, group, ports_needed, sick_hop
 
-MISS: Final = 0.01  # how likely a further way may be missed
+MISS: Final = 0.01  # how likely a further way may be missed, to tell those that were met
+_MISS_LATER: Final = 1e-4  # in a later search: one in a hundred paths would be told a way too few until then
 PORTS: Final = 64  # source ports that a path is probed from, at most
 ALONE: Final = 16  # of these, where routers do not answer
 
@@ -62,7 +63,7 @@ class Meeting:
     routers : int
         On the path.
     before : sequence of mapping
-        What an earlier search has found; a port that is not answered any more keeps it.
+        What an earlier search has found; a port that is not answered any more keeps it, and more ports are asked.
     bundled : bool
         Whether the path's interface is, or is above, a bond or team that hashes flows over its ports.
     """
@@ -72,6 +73,7 @@ class Meeting:
         self.lowers: dict[int, str] = {}  # by which lower interface each port leaves
         self._bundled = bundled
         self._before = before if len(before) == routers else [dict[int, str]()] * routers
+        self._miss = _MISS_LATER if before else MISS
         self._silent: set[int] = set()
         self.counted = False  # whether so many ports were answered that `ways` is worth telling
 
@@ -117,7 +119,7 @@ class Meeting:
         found, tries = self.hops[hop - 1], Counter[int]()
         while True:
             routers = len(set(found.values()))
-            needed = enough or ports_needed(max(routers, 1), MISS)
+            least, needed = (enough or ports_needed(max(routers, 1), miss) for miss in (MISS, self._miss))
             if len(found) >= needed:
                 self.counted = self.counted or routers > 1
             late = [
@@ -126,8 +128,10 @@ class Meeting:
             asked = ports[: needed + len(late)] if len(found) < needed else [each for each in ports if tries[each]]
             if not found and tries.total() >= 2 * _BATCH:
                 return
-            if (yield from self._ask(hop, asked, tries)):
-                self._silent.update(port for port in asked if found and port not in found)
+            least += len(late) if least == needed else sum(port in late for port in ports[:least])
+            more = ports[least:]  # count if they are answered
+            if (yield from self._ask(hop, asked, tries, more)):
+                self._silent.update(port for port in asked if found and port not in found and port not in more)
                 return
 
     def _meet_again(self, hop: int, ways: Sequence[Way]) -> Steps:
@@ -144,13 +148,16 @@ class Meeting:
             if (yield from self._ask(hop, ports if parted else [port for port in ports if port in some], tries)):
                 return
 
-    def _ask(self, hop: int, ports: Sequence[int], tries: Counter[int]) -> Generator[Batch, Mapping[Ask, Reply], bool]:
-        """One batch of those that were asked least; True: there are none left to ask."""
+    def _ask(
+        self, hop: int, ports: Sequence[int], tries: Counter[int], more: Container[int] = ()
+    ) -> Generator[Batch, Mapping[Ask, Reply], bool]:
+        """One batch of those that were asked least, fewer times if among `more`; True: there are none left to ask."""
         found, before = self.hops[hop - 1], self._before[hop - 1]
         for port in ports:
             if port not in found and port in before and tries[port] >= _TRIES_OF_KNOWN:
                 found[port] = before[port]
-        left = [port for port in ports if port not in found and tries[port] < _TRIES]
+        most = {port: _TRIES_OF_KNOWN if port in more else _TRIES for port in ports}
+        left = [port for port in ports if port not in found and tries[port] < most[port]]
         if not left:
             return True
         chosen = sorted(left, key=lambda port: tries[port])[:_BATCH]

@@ -36,6 +36,7 @@ _SECOND_NS: Final = 1_000_000_000
 _MOST_ROUTERS: Final = 30
 _AGAIN_NS: Final = 600 * _SECOND_NS  # a search, though nothing has changed
 _CHANGED_NS: Final = 60 * _SECOND_NS  # between two searches of one path, whatever changes
+_SURE_NS: Final = 10 * _SECOND_NS  # from the first search, which is soon over, to the second, which misses hardly any
 _LOCATE_NS: Final = 60 * _SECOND_NS
 _TELL_NS: Final = 5 * _SECOND_NS
 _LOOK_NS: Final = _SECOND_NS  # between two looks at which paths have ways
@@ -216,6 +217,7 @@ class HiddenWays:
         if waiting:
             known = min(waiting, key=lambda each: each.searched_ns)
             known.searched_ns, known.routers = now_ns, self._routers(known)
+            known.searches += 1
             meeting = Meeting(known.routers, known.hops, known.pinned.path.interface in self._bundles)
             self._search = Search(known, meeting)
             self._step(now_ns)
@@ -227,7 +229,8 @@ class HiddenWays:
         since_ns = now_ns - known.searched_ns
         dead = any(each.state == "dead" for each in known.seen)
         changed = self._routers(known) != known.routers or dead
-        return not known.searched_ns or since_ns >= (_CHANGED_NS if changed else _AGAIN_NS)
+        again_ns = _SURE_NS if known.searches == 1 else _CHANGED_NS if changed else _AGAIN_NS
+        return not known.searched_ns or since_ns >= again_ns
 
     def _locate(self, known: PathWays, seen: Seen) -> bool:
         good = [each for each in known.seen if each.state == "healthy"]
@@ -299,14 +302,24 @@ class HiddenWays:
                 self._ask(search, search.batch)
             return
         known, last_ns = search.known, max(search.asked.values())
-        queue_ns = max((each.verdict.queueing_ns or 0 for each in known.seen), default=0)
-        if len(search.replies) == len(search.asked) or now_ns - last_ns >= known.reply_ns + 2 * queue_ns:
+        due_ns = self.due_ns()
+        if len(search.replies) == len(search.asked) or (due_ns is not None and now_ns >= due_ns):
             longest_ns = max((each.round_trip_ns for each in search.replies.values()), default=0)
             if longest_ns:
                 first = known.reply_ns == FIRST_REPLY_NS
                 known.reply_ns = max(0 if first else known.reply_ns, _REPLY_NS + 2 * longest_ns)
             self._ask_ns = last_ns + _ASK_NS * len(search.asked)
             self._step(now_ns, last_ns)
+
+    def due_ns(self) -> int | None:
+        """When `hear` is to be called, though no router answers; None: no search is under way."""
+        search = self._search
+        if search is None or search.batch is None:
+            return None
+        if not search.asked:
+            return self._ask_ns
+        queue_ns = max((each.verdict.queueing_ns or 0 for each in search.known.seen), default=0)
+        return max(search.asked.values()) + search.known.reply_ns + 2 * queue_ns
 
     def _ask(self, search: Search, batch: Batch) -> None:
         assert self._sweep is not None
@@ -361,6 +374,11 @@ class HiddenWays:
                 self._bus.publish(signal)
 
     # ---- for the mesh ----
+
+    @property
+    def sweeping(self) -> bool:
+        """Whether any path has several ways, which are probed in turn."""
+        return bool(self._order)
 
     def fileno(self) -> int:
         """For a selector: readable when a router has answered, until `hear` is called."""
