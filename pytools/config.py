@@ -57,7 +57,7 @@ class Probe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # source ports per path; more than one samples ECMP behind the nexthop
     flows: Annotated[int, Within(1, 16)] = 1
     # probes a second of this host, at most, that look for hidden ways behind the first hop; 0: none
-    sweep_per_s: Annotated[int, Within(0, 40)] = 10
+    sweep_per_s: Annotated[int, Within(0, 40)] = 20
 
 
 class Windows(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -16,7 +16,9 @@ import pytest
 from pytools.estimators.ways import Probes, State, Way, group, judge, miss, ports_needed, sick_hop
 from pytools.estimators.windows import MISSING
 from pytools.kernel import error_queue
-from pytools.sources.probing.path_ways import PathWays
+from pytools.sources.probing.path_ways import Hurry, PathWays, Seen
+from pytools.sources.probing.program import SWEEP_ROWS
+from pytools.sources.probing.sweep import FIRST_ROW, Fate, UnderWay
 from pytools.sources.probing.tracing import PORTS, Ask, Locating, Meeting, Reply, Steps
 
 MS, SECOND = 1_000_000, 1_000_000_000
@@ -396,3 +398,58 @@ def test_only_a_time_exceeded_names_a_router() -> None:
     assert time_exceeded(entry(2, 11, four)) == "10.1.2.3" and time_exceeded(entry(3, 3, six)) == "fd00::9"
     assert time_exceeded(entry(2, 3, four)) is None and time_exceeded(entry(1, 11, four)) is None
     assert time_exceeded(b"") is None and time_exceeded(entry(2, 11, b"")) is None
+
+
+# ---- probes of a sweep ----
+
+
+def answer(row: int, number: int, t1_ns: int, t2_ns: int) -> np.ndarray[Any, Any]:
+    names = ("session", "number", "t1_ns", "t2_ns")
+    return np.array([(FIRST_ROW + row, number, t1_ns, t2_ns)], [(name, np.int64) for name in names])
+
+
+def test_a_probe_is_lost_once_and_its_late_answer_still_counts() -> None:
+    sweep, way = UnderWay(1000 * MS), Seen(1, Way(("s1",), (7,), ("leaf", "s1")))
+    row, number = sweep.begin(3, 7, 5 * MS) or pytest.fail("there is room")
+    assert list(sweep.late(404 * MS)) == [] and [each.sent_ns for each in sweep.waiting()] == [5 * MS]
+    fates = [*sweep.late(405 * MS), *sweep.late(600 * MS)]
+    assert fates == [Fate(3, 7, 5 * MS)] and list(sweep.waiting()) == []
+    fates += sweep.answered(answer(row, number, 5 * MS, 505 * MS))
+    for fate in fates:
+        way.note(fate.sent_ns, fate.forward_ns)
+    assert list(way.probes) == [(5 * MS, 500 * MS)]
+    assert list(sweep.answered(answer(row, number, 5 * MS, 505 * MS))) == []
+
+
+def test_after_the_timeout_no_answer_counts_and_its_row_is_free() -> None:
+    sweep = UnderWay(1000 * MS)
+    begun = [sweep.begin(0, port, 1 + port) for port in range(SWEEP_ROWS)]
+    assert len({each and each[0] for each in begun}) == SWEEP_ROWS and sweep.begin(0, 0, SWEEP_ROWS) is None
+    assert len(list(sweep.late(1001 * MS))) == SWEEP_ROWS
+    row, number = begun[0] or (0, 0)
+    assert list(sweep.answered(answer(row, number, 1, 2))) == [] and sweep.begin(0, 0, 1002 * MS) == (row, number + 1)
+
+
+def test_a_short_timeout_is_when_a_probe_is_lost() -> None:
+    sweep = UnderWay(100 * MS)
+    sweep.begin(0, 0, 5 * MS)
+    assert list(sweep.late(104 * MS)) == [] and len(list(sweep.late(105 * MS))) == 1
+
+
+def test_extra_probes_leave_20_ms_apart_by_the_ports_of_their_way_in_turn() -> None:
+    seen = Seen(1, Way(("s1",), (4, 9), ("leaf", "s1")))
+    hurry = Hurry(SimpleNamespace(), seen, 0)  # type: ignore[arg-type]
+    sent, now_ns = [], 0
+    while not hurry.over(now_ns):
+        if (port := hurry.port(now_ns)) is not None:
+            sent.append((now_ns, port))
+        now_ns = hurry.due_ns(now_ns)
+    assert sent == [(20 * MS * turn, (4, 9)[turn % 2]) for turn in range(12)]
+    assert now_ns > sent[-1][0] + 400 * MS, "until all of them are late"
+
+
+def test_a_way_that_is_dead_is_not_hurried_along() -> None:
+    seen = Seen(1, Way(("s1",), (4, 9), ("leaf", "s1")))
+    hurry = Hurry(SimpleNamespace(), seen, 0)  # type: ignore[arg-type]
+    seen.state = "dead"
+    assert hurry.over(1)

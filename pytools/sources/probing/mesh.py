@@ -147,7 +147,7 @@ class ProbeMesh:
         selector.register(self._changes.fileno(), selectors.EVENT_READ, self._routes_changed)
         selector.register(self.sender.schedule.fileno(), selectors.EVENT_READ, self._pacer_speaks)
         selector.register(self.program.fileno(), selectors.EVENT_READ, self._woken)
-        selector.register(self.ways.fileno(), selectors.EVENT_READ, lambda _mask: self.ways.hear())
+        selector.register(self.ways.fileno(), selectors.EVENT_READ, lambda _mask: self.ways.searches.hear())
 
     def set_peers(self, config: AgentConfig, now_ns: int) -> None:
         """Probe these peers from now on, and answer them alone; of those that stay nothing measured is touched.
@@ -217,9 +217,9 @@ class ProbeMesh:
             self._due["read"] = now_ns
         if now_ns >= self._due["read"]:
             self._work(now_ns)
-        if (search_ns := self.ways.due_ns()) is not None and time.monotonic_ns() >= search_ns:
-            self.ways.hear()
-        return min(each for each in (self._due["read"], self._miss_ns, self.ways.due_ns()) if each is not None)
+        if (search_ns := self.ways.searches.due_ns()) is not None and time.monotonic_ns() >= search_ns:
+            self.ways.searches.hear()
+        return min(each for each in (self._due["read"], self._miss_ns, self.ways.searches.due_ns()) if each is not None)
 
     def _work(self, now_ns: int) -> None:
         """Measure by what has come in, publish what follows, and plan what is to be sent."""
@@ -252,7 +252,9 @@ class ProbeMesh:
         if now_ns >= self._due["slow"]:
             self._due["slow"] = now_ns + _SLOW_EVERY_NS
             self._set_slow(now_ns)
-        self._due["read"] = self._attention.next_read(now_ns, self.sender.next_ns, self._due["long"])
+        read_ns = self._attention.next_read(now_ns, self.sender.next_ns, self._due["long"])
+        ways_ns = self.ways.look_ns(now_ns)
+        self._due["read"] = read_ns if ways_ns is None else min(read_ns, ways_ns)
 
     def _hurry(self, now_ns: int) -> None:
         """Where answers have just become overdue, find out soon whether probes are lost, or wait; or paths are dead."""

@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
+from itertools import cycle, zip_longest
 from typing import Final
 
 import numpy as np
@@ -23,8 +23,13 @@ from pytools.signals import PathWay
 from pytools.sources.probing.paths import PinnedPath
 from pytools.sources.probing.tracing import Ask, Batch, Locating, Meeting, Reply
 
+BAD: Final = frozenset({"slow", "lossy", "dead"})
 FIRST_REPLY_NS: Final = 500_000_000  # in which a router answers, until it is known how long it takes
 _DRIFT: Final = 1e-4  # of two clocks against each other
+_EXTRA: Final = 12  # probes of a hurry: enough to tell silence from a loss of 20 %
+_EXTRA_EVERY_NS: Final = 20_000_000
+_LOOK_NS: Final = 50_000_000
+_HURRIED_NS: Final = _EXTRA * _EXTRA_EVERY_NS + 600_000_000  # until all are answered or late
 
 
 class Seen:
@@ -36,7 +41,15 @@ class Seen:
         self.state: State = "unmeasured"
         self.verdict = Verdict("unmeasured", 0, 0, None, None, None, 0)
         self.sick_hop: int | None = None
-        self.located_ns = self.since_ns = 0
+        self.located_ns = self.since_ns = self.hurried_ns = 0
+
+    def note(self, sent_ns: int, forward_ns: int) -> None:
+        """Take note of a probe's fate; of one that counted as lost the answer may come after all."""
+        lost = sent_ns, MISSING
+        if forward_ns != MISSING and lost in self.probes:
+            self.probes[self.probes.index(lost)] = sent_ns, forward_ns
+        else:
+            self.probes.append((sent_ns, forward_ns))
 
 
 class PathWays:
@@ -117,6 +130,29 @@ class PathWays:
                 queueing_bound_ns=verdict.queueing_bound_ns,
                 sick_hop=seen.sick_hop,
             )
+
+
+class Hurry:
+    """Extra probes along a way whose answers are overdue: whether it is dead shows sooner than in turns of all ways."""
+
+    def __init__(self, known: PathWays, seen: Seen, now_ns: int) -> None:
+        self.known, self.seen, self._ports = known, seen, cycle(seen.way.ports)
+        self._left, self._due_ns, self._until_ns = _EXTRA, now_ns, now_ns + _HURRIED_NS
+        seen.hurried_ns = now_ns
+
+    def port(self, now_ns: int) -> int | None:
+        """That of a probe which is due now."""
+        if not self._left or now_ns < self._due_ns:
+            return None
+        self._left, self._due_ns = self._left - 1, now_ns + _EXTRA_EVERY_NS
+        return next(self._ports)
+
+    def over(self, now_ns: int) -> bool:
+        return now_ns >= self._until_ns or self.seen.state == "dead"
+
+    def due_ns(self, now_ns: int) -> int:
+        """When to look again: a probe is due, or answers, and those that are late."""
+        return self._due_ns if self._left else now_ns + _LOOK_NS
 
 
 @dataclass

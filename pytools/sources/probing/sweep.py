@@ -33,6 +33,7 @@ FIRST_ROW: Final = MOST_SESSIONS  # of the sessions
 _TRIES: Final = 32  # to find so many free ports in a row
 _TURNS: Final = 16  # numbers of one row, before they begin again: distinguishes a late reply from the next one's
 _BUFFER_BYTES: Final = 4096
+_LATE_NS: Final = 400_000_000  # without an answer for so long, a probe counts as lost until one comes
 
 
 class Fate(NamedTuple):
@@ -52,6 +53,68 @@ class Spoke(NamedTuple):
     seq: int | None  # as the probe has it; None: it does not say
 
 
+class UnderWay:
+    """Probes that have no answer yet, each by a row of the kernel's sessions and a number of that row. Pure.
+
+    Parameters
+    ----------
+    timeout_ns : int
+        After which no answer counts.
+    """
+
+    def __init__(self, timeout_ns: int) -> None:
+        self._timeout_ns = timeout_ns
+        self._free = deque(range(SWEEP_ROWS))
+        self._turn = [0] * SWEEP_ROWS
+        self._fates: dict[int, Fate] = {}  # by row, in the order in which they were sent
+        self._late_ns = 0  # of those that left until then it is told that they are lost, or late
+
+    def begin(self, path: int, port: int, now_ns: int) -> tuple[int, int] | None:
+        """Row and number of the next probe; None: too many are under way."""
+        if not self._free:
+            return None
+        row = self._free.popleft()
+        self._turn[row] = (self._turn[row] + 1) % _TURNS
+        self._fates[row] = Fate(path, port, now_ns)
+        return row, self._turn[row]
+
+    def answered(self, records: NDArray[Any]) -> Iterator[Fate]:
+        """What the kernel's records say of probes under way."""
+        for record in records:
+            row = int(record["session"]) - FIRST_ROW
+            fate = self._fates.get(row)
+            if fate is None or int(record["number"]) != self._turn[row]:
+                continue  # answered before, or given up
+            self._end(row)
+            there = int(record["t2_ns"])
+            yield fate._replace(forward_ns=there - int(record["t1_ns"])) if there else fate
+
+    def late(self, now_ns: int) -> Iterator[Fate]:
+        """Probes that have no answer for long, each once; one that comes within the timeout is another fate of it."""
+        until_ns = now_ns - min(_LATE_NS, self._timeout_ns)
+        for row, fate in list(self._fates.items()):
+            if fate.sent_ns > until_ns:
+                break
+            if fate.sent_ns > self._late_ns:
+                yield fate
+            if now_ns - fate.sent_ns >= self._timeout_ns:
+                self._end(row)
+        self._late_ns = max(self._late_ns, until_ns)
+
+    def waiting(self) -> Iterator[Fate]:
+        """Probes without an answer that are not late yet, oldest first."""
+        return (fate for fate in self._fates.values() if fate.sent_ns > self._late_ns)
+
+    def forget(self, path: int) -> None:
+        """What is under way along a path says nothing any more."""
+        for row in [row for row, fate in self._fates.items() if fate.path == path]:
+            self._end(row)
+
+    def _end(self, row: int) -> None:
+        del self._fates[row]
+        self._free.append(row)
+
+
 class Sweep:
     """The sockets, and what was sent by them.
 
@@ -62,6 +125,8 @@ class Sweep:
 
     Attributes
     ----------
+    under_way : UnderWay
+        Its probes without an answer.
     wire_bytes : int
         Of what was sent.
 
@@ -81,10 +146,7 @@ class Sweep:
         timeout_ns: int,
     ) -> None:
         self._program, self._said = program, wakeups
-        self._port, self._dscp, self._timeout_ns = port, dscp, timeout_ns
-        self._free = deque(range(SWEEP_ROWS))
-        self._turn = [0] * SWEEP_ROWS
-        self._under_way: dict[int, Fate] = {}
+        self._port, self._dscp, self.under_way = port, dscp, UnderWay(timeout_ns)
         self._sockets: dict[tuple[udp.Family, int], socket.socket] = {}
         self._by_fd: dict[int, tuple[udp.Family, int]] = {}
         self.wire_bytes = self.refused = 0
@@ -123,15 +185,14 @@ class Sweep:
 
     def send(self, pinned: PinnedPath, port: int, now_ns: int) -> bool:
         """Send a probe of a sweep; False: too many are under way."""
-        if not self._free:
+        begun = self.under_way.begin(pinned.index, port, now_ns)
+        if begun is None:
             return False
-        row = self._free.popleft()
-        number = self._turn[row] = (self._turn[row] + 1) % _TURNS
+        row, number = begun
         session = self._session(pinned, port, row)
         self._program.set_session(session, SWEEP)
         seq = (self._program.seq_base + session.row * NUMBERS + number) % SEQ_WRAP
         error = stamp_packet.error_estimate(STAMP_BOUND_NS, pinned.shared_clock)
-        self._under_way[row] = Fate(pinned.index, port, now_ns)
         self._send(session, stamp_packet.probe(seq, error, 0, os.urandom(stamp_packet.NONCE_BYTES)))
         return True
 
@@ -154,34 +215,6 @@ class Sweep:
             self.refused += 1
             return
         self.wire_bytes += len(frame)
-
-    def fates(self, records: NDArray[Any]) -> Iterator[Fate]:
-        """What the kernel's records say of probes under way."""
-        for record in records:
-            row = int(record["session"]) - FIRST_ROW
-            fate = self._under_way.get(row)
-            if fate is None or int(record["number"]) != self._turn[row]:
-                continue  # answered before, or given up
-            self._end(row)
-            there = int(record["t2_ns"])
-            yield fate._replace(forward_ns=there - int(record["t1_ns"])) if there else fate
-
-    def expired(self, now_ns: int) -> Iterator[Fate]:
-        """Probes that were not answered in time."""
-        for row, fate in list(self._under_way.items()):  # in the order in which they were sent
-            if now_ns - fate.sent_ns < self._timeout_ns:
-                return
-            self._end(row)
-            yield fate
-
-    def forget(self, path: int) -> None:
-        """What is under way along a path says nothing any more."""
-        for row in [row for row, fate in self._under_way.items() if fate.path == path]:
-            self._end(row)
-
-    def _end(self, row: int) -> None:
-        del self._under_way[row]
-        self._free.append(row)
 
     def spoke(self) -> Iterator[Spoke]:
         """What routers have said since the last call."""
