@@ -12,6 +12,7 @@ import select
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any, Final
 
 import numpy as np
@@ -36,6 +37,7 @@ _MOST_ROUTERS: Final = 30
 _TELL_NS: Final = 5 * _SECOND_NS
 _LOOK_NS: Final = _SECOND_NS  # between two looks at which paths have ways
 _BURST: Final = 8  # probes of a sweep at once
+_HURRIES: Final = 4  # ways with extra probes at once: a dead one is one of each address family
 _HURRY_AGAIN_NS: Final = 5 * _SECOND_NS  # of one way
 
 
@@ -63,7 +65,7 @@ class HiddenWays:
         self._refused_ns = 0  # when there were no ports for it
         self._look_ns = self._sent_ns = 0
         self._allowed = 0.0  # probes that may be sent now
-        self._hurry: Hurry | None = None
+        self._hurries: list[Hurry] = []
         self._refused = self._gone_bytes = 0
         self._wakeups = select.epoll()
         self.searches = Searches(self._wakeups, probe.port, self._learn)
@@ -92,8 +94,7 @@ class HiddenWays:
         gone = self._paths.pop(index)
         if index in self._order:
             self._order.remove(index)
-        if self._hurry is not None and self._hurry.known is gone:
-            self._hurry = None
+        self._hurries = [each for each in self._hurries if each.known is not gone]
         if self._sweep is not None:
             self._sweep.under_way.forget(index)
         self.searches.drop(gone)
@@ -190,12 +191,11 @@ class HiddenWays:
 
     def _send_extra(self, now_ns: int) -> None:
         assert self._sweep is not None
-        if self._hurry is not None and self._hurry.over(now_ns):
-            self._hurry = None
-        if self._hurry is None:
-            self._hurry = next(self._overdue(now_ns), None)
-        if self._hurry is not None and (port := self._hurry.port(now_ns)) is not None:
-            self._sweep.send(self._hurry.known.pinned, port, time.monotonic_ns())
+        self._hurries = [each for each in self._hurries if not each.over(now_ns)]
+        self._hurries += islice(self._overdue(now_ns), _HURRIES - len(self._hurries))
+        for hurry in self._hurries:
+            if (port := hurry.port(now_ns)) is not None:
+                self._sweep.send(hurry.known.pinned, port, time.monotonic_ns())
 
     def _overdue(self, now_ns: int) -> Iterator[Hurry]:
         """Ways of which an answer is overdue."""
@@ -250,7 +250,7 @@ class HiddenWays:
 
     def look_ns(self, now_ns: int) -> int | None:
         """When the ring is to be read, and `tick` called; None: as often as it suits."""
-        return None if self._hurry is None else self._hurry.due_ns(now_ns)
+        return min((each.due_ns(now_ns) for each in self._hurries), default=None)
 
     def fileno(self) -> int:
         """For a selector: readable when a router has answered, until `searches.hear` is called."""
