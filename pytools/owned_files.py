@@ -79,6 +79,13 @@ def beside(path: Path) -> Path:
     return path.with_name(f"{path.name}.new")
 
 
+def remove(path: Path) -> None:
+    """Remove a file, if it is there, and what a writer that was killed has left beside it."""
+    for each in (path, beside(path)):
+        with contextlib.suppress(OSError):
+            each.unlink(missing_ok=True)
+
+
 def replace(path: Path, data: bytes, *, durable: bool = False) -> None:
     """Give a file other contents, mode 0600, as a whole: whoever reads it finds the former ones or these.
 

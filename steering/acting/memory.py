@@ -25,7 +25,7 @@ from steering.deciding.memory import PathMemory
 from steering.deciding.usual import Entry, Usuals
 from steering.plan import same
 
-if TYPE_CHECKING:  # a guardian, which removes a memory, needs none of them
+if TYPE_CHECKING:
     from pytools.kernel.netlink.routing import Netlink
     from steering.actuators.overlay import Overlay
     from steering.deciding.engine import Engine
@@ -118,15 +118,8 @@ class Succession:
 
     def forget(self) -> None:
         """Nothing of ours is in force any more."""
-        remove(self._path)
+        owned_files.remove(self._path)
         self._written = b""
-
-
-def remove(path: Path) -> None:
-    """Remove a memory, and what a writer that was killed left beside it."""
-    for each in (path, owned_files.beside(path)):
-        with contextlib.suppress(OSError):
-            each.unlink(missing_ok=True)
 
 
 USUAL_FILE: Final = "usual.json"

@@ -14,7 +14,7 @@ from typing import Final
 
 import click
 
-from pytools import directories
+from pytools import directories, owned_files
 from pytools.cli_options import Options, common
 from pytools.errors import RefusedError
 from pytools.kernel import netns
@@ -22,7 +22,7 @@ from pytools.kernel.bpf import attach
 from pytools.kernel.leftovers import sweep, switch_off
 from pytools.kernel.netlink.routing import Netlink
 from steering import cli_types
-from steering.acting import acts_file, bond_ports, hooks, journal, memory, messages, rollback
+from steering.acting import acts_file, bond_ports, hooks, journal, messages, rollback
 from steering.acting.lock import holder, holder_pidfd
 from steering.cli_types import Duration
 from steering.commands import orders
@@ -146,7 +146,7 @@ def take_back(options: Options, stop: bool) -> int:
                 why = "the operator took everything back"
                 deleted = switch_off(netlink)
                 done = rollback.note(log, scope, "command", why)
-                memory.remove(directories.steering_memory(options.netns))
+                owned_files.remove(directories.steering_memory(options.netns))
                 swept = [*swept, *deleted, *sweep(netlink), *attach.clean(attach.STEERING)]
                 if locks.former is not None:
                     locks.former.done()

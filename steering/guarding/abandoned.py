@@ -10,11 +10,11 @@ import signal
 from collections.abc import Callable
 from typing import Final
 
-from pytools import directories, log
+from pytools import directories, log, owned_files
 from pytools.errors import SwerveError
 from pytools.kernel import netns
 from pytools.kernel.netlink.routing import Netlink
-from steering.acting import bond_ports, journal, memory, messages
+from steering.acting import bond_ports, journal, messages
 from steering.acting.lock import Lock, holder
 from steering.acting.namespace_lock import NamespaceLock
 from steering.guarding import guardian
@@ -80,7 +80,7 @@ def _undo(netlink: Netlink, name: str | None, tried_ns: int) -> None:
             return
         why = "the controller and its guardian are gone"
         _, acts = guardian.undo(netlink, folder / journal.FILE, netns.scope(), why, name)
-        memory.remove(directories.steering_memory(name))
+        owned_files.remove(directories.steering_memory(name))
         messages.tell(name, acts)
         if _told_ns(name):
             guardian.end_hooks(name, why)

@@ -25,7 +25,7 @@ from typing import Final
 
 import msgspec
 
-from pytools import directories, log
+from pytools import directories, log, owned_files
 from pytools.errors import SwerveError
 from pytools.kernel import netns
 from pytools.kernel.leftovers import FAMILIES, is_our_rule, sweep, switch_off
@@ -34,7 +34,7 @@ from pytools.kernel.netlink.routing import Netlink
 from pytools.signals import Act
 from pytools.units import duration_text
 from steering import elapsed
-from steering.acting import acts_file, bond_ports, journal, memory, messages, rollback
+from steering.acting import acts_file, bond_ports, journal, messages, rollback
 from steering.acting.lock import write_facts
 from steering.guarding import confirming, takeover
 from steering.guarding.confirming import Deadline
@@ -101,7 +101,7 @@ def main(arguments: list[str]) -> int:
                 return 0
             why += ", and no successor took over"
         code, acts = undo(netlink, file, scope, why, orders.netns)
-        memory.remove(directories.steering_memory(orders.netns))
+        owned_files.remove(directories.steering_memory(orders.netns))
         messages.tell(orders.netns, acts)  # last: who hears of it must not keep it waiting
         if told.exists():
             end_hooks(orders.netns, why)

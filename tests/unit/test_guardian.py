@@ -7,6 +7,7 @@ import os
 import selectors
 import signal
 import subprocess
+import sys
 import time
 from types import SimpleNamespace
 
@@ -22,6 +23,13 @@ from steering.guarding.guardian import LEAVE, READY, RENEW, watch
 from steering.guarding.link import GuardianLink
 
 # ---- the guardian ----
+
+
+def test_it_loads_little():
+    """Beside every controller there is one, all the time, and one that is started anew has to be ready soon."""
+    script = "import sys, steering.guarding.guardian; print(*sys.modules)"
+    loaded = set(support.run([sys.executable, "-c", script]).stdout.split())
+    assert "pyroute2.netlink" in loaded and not loaded & {"pydantic", "yaml", "numpy", "click", "rich"}
 
 
 class Watched:
