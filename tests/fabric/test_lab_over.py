@@ -54,7 +54,7 @@ def params(*alike: str) -> dict[str, Any]:
     return {each: pytest.param(each, marks=guest.get(each, ())) for each in KINDS}
 
 
-PARAMS, PROBED, SAMPLED = params("sit"), params("bond-xor", "geneve", "sit"), params(*{*KINDS} - {"wireguard"})
+PARAMS, PROBED, SAMPLED = params("sit"), params("bond-xor", "geneve", "gre", "sit"), params(*{*KINDS} - {"wireguard"})
 
 
 @pytest.fixture(scope="module", params=PARAMS.values())

@@ -153,7 +153,7 @@ def without_offloads(namespace: str, interface: str) -> None:
     support.run(words.split())
 
 
-@pytest.mark.guest(every=3)
+@pytest.mark.guest(every=4)
 @pytest.mark.parametrize("how", ["plain", "offloads off"])
 @pytest.mark.parametrize("family", [4, 6])
 def test_23_probes_are_23_answers_with_both_delays(

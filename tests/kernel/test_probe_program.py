@@ -217,7 +217,7 @@ def test_between_two_probes_of_a_path_the_pacer_says_that_the_first_is_overdue(
 # ---- the reflector, asked by others ----
 
 
-@pytest.mark.guest(every=4)
+@pytest.mark.guest(thorough=True)
 @pytest.mark.parametrize("offloads", ["on", "off"])
 @pytest.mark.parametrize("family", [4, 6])
 def test_a_foreign_sender_gets_a_reply_as_rfc_8762_has_it(
@@ -271,6 +271,7 @@ def test_a_size_probe_is_answered_whole_or_short(
     assert struct.unpack_from("!H", reply, 50)[0] == 9188
 
 
+@pytest.mark.guest(thorough=True)
 @pytest.mark.parametrize("family", [4, 6])
 def test_junk_on_the_probe_port_reaches_no_socket(hosts: Hosts, veth_pair: tuple[str, str], family: int) -> None:
     _, second = two(hosts, veth_pair, family)
