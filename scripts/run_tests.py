@@ -31,8 +31,9 @@ QUICK = ("-q", "-m", "not slow", "--hypothesis-profile=quick")
 FREE, TIMED = 3, 2  # sessions
 # Files that take longest, in this order: begun last, one would keep a session after the others have ended.
 LONG = (
-    *("test_recording", "test_service", "test_tcp_program", "test_metrics", "test_top_terminal", "test_takeover"),
-    *("test_standing_queue", "test_operator", "test_hidden_ways", "test_app_delay", "test_labels", "test_demo"),
+    *("test_route_kinds", "test_recording", "test_job_verdicts", "test_service", "test_tcp_program", "test_restarts"),
+    *("test_metrics", "test_top_terminal", "test_takeover", "test_hidden_ways", "test_standing_queue", "test_clocks"),
+    *("test_app_delay", "test_labels", "test_path_mtu", "test_operator", "test_demo"),
 )
 CACHE, BEGUN = "SWERVE_TEST_CACHE", "SWERVE_TEST_BEGUN"  # tests/conftest.py
 _ENDING_S = 60
