@@ -29,6 +29,7 @@ from pytools.lab import Lab
 from pytools.signals import Act, Delay, Path, PathDelay, PathState
 from steering.acting import journal
 from steering.acting.background import Later
+from steering.commands.status import facts_of
 from steering.deciding.evidence import Facts
 from steering.demo.observe import Observer
 from steering.plan import Group, Member, Weights, nexthop_group, overlay_target, weights_of
@@ -302,6 +303,11 @@ def guardians(parent: int) -> list[int]:
             if fields[0] != "Z" and int(fields[1]) == parent and b"steering.guarding.guardian" in command:
                 found.append(int(place.name))
     return found
+
+
+def status(host: Any) -> dict[str, Any]:
+    """What `swerve steer status -j` says of a host, but for the paths, which it waits for."""
+    return facts_of(host.netns, with_paths=False)
 
 
 @contextlib.contextmanager

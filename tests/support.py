@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import importlib.util
+import io
 import itertools
 import json
 import os
@@ -18,6 +19,7 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -126,7 +128,7 @@ def require(*names: str) -> None:
         pytest.skip("missing: " + "; ".join(lacking))
 
 
-def wait_until(condition: Callable[[], T | None], deadline_s: float, what: str, every_s: float = 0.01) -> T:
+def wait_until(condition: Callable[[], T | None], deadline_s: float, what: str, every_s: float | None = None) -> T:
     """Ask again until the condition holds, and return what it returned; fail once the deadline has passed.
 
     Parameters
@@ -137,16 +139,26 @@ def wait_until(condition: Callable[[], T | None], deadline_s: float, what: str, 
         How long to wait, before SWERVE_SLOW_FACTOR.
     what : str
         Named in the failure: "the agent's socket appears".
+    every_s : float, optional
+        How long between two times. By default 10 ms or, of a condition that runs a process, ten times the processor
+        time of that, up to 100 ms.
     """
     limit_s = deadline_s * slow_factor()
     end = time.monotonic() + limit_s
     while True:
+        before_s = _of_children_s()
         value = condition()
         if value:
             return value
         if time.monotonic() >= end:
             pytest.fail(f"waited {limit_s:g} s until {what}: it last returned {value!r}", pytrace=True)
-        time.sleep(every_s)
+        time.sleep(min(0.1, max(0.01, 10 * (_of_children_s() - before_s))) if every_s is None else every_s)
+
+
+def _of_children_s() -> float:
+    """Processor time of children that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def run(
@@ -173,6 +185,25 @@ def run(
     if check and done.returncode != 0:
         words = " ".join(os.fspath(part) for part in command)
         pytest.fail(f"{words}: exit code {done.returncode}\n{done.stdout}{done.stderr}", pytrace=True)
+    return done
+
+
+def swerve(*words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """Run the command in this process: one of its own takes a third of a second of a processor to begin."""
+    from pytools import cli
+    from steering.cli import root
+
+    out, errors, codes = io.TextIOWrapper(io.BytesIO(), "utf-8"), io.StringIO(), list[int]()
+    # In a thread, with which a network namespace ends that a command enters for good.
+    thread = threading.Thread(target=lambda: codes.append(cli.run(root, words)), daemon=True)
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
+        thread.start()
+        thread.join()
+    out.seek(0)
+    done = subprocess.CompletedProcess(words, codes[0], out.read(), errors.getvalue())
+    if check and done.returncode != 0:
+        said = f"{done.stdout}{done.stderr}"
+        pytest.fail(f"swerve {' '.join(words)}: exit code {done.returncode}\n{said}", pytrace=True)
     return done
 
 

@@ -61,7 +61,7 @@ def test_a_guardian_says_what_it_undid(host, agent, policy):
 
 def test_a_command_says_what_it_undid(host, agent, policy):
     left_behind(host, agent, policy)
-    support.run([*support.SWERVE, "steer", "undo", "-n", host.netns])
+    support.swerve("steer", "undo", "-n", host.netns)
     [undone] = told(agent, "undone")
     assert (undone.after, undone.because) == (FREE, "the operator took everything back")
 

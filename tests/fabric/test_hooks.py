@@ -64,7 +64,7 @@ def test_a_successor_ends_what_a_killed_controller_has_told(host, agent, receive
             assert host.weights() == EVEN, "after the path is back"
             agent.queueing_ns[1] = 20 * MS
             receiver.hears("firing")
-            support.run([*support.SWERVE, "steer", "off", "-n", host.netns])
+            support.swerve("steer", "off", "-n", host.netns)
     ids = [each[1] for each in receiver.told]
     assert [each[0] for each in receiver.told] == ["firing", "firing", "resolved", "firing", "resolved"]
     assert len(set(ids[:3])) == len(set(ids[3:])) == 1 and ids[0] != ids[3]

@@ -71,7 +71,7 @@ def test_a_job_has_its_ranks_its_connections_and_who_is_behind(lab: Lab) -> None
     pids[2] = start(lab, sending, 2, "send", PEER, PORT, str(CONNECTIONS - 2))
 
     def told() -> dict[str, Any] | None:
-        done = support.run([*support.SWERVE, "jobs", "-n", sending.netns, "-j", "-c", "1"], check=False)
+        done = support.swerve("jobs", "-n", sending.netns, "-j", "-c", "1", check=False)
         rows: list[dict[str, Any]] = [json.loads(line) for line in done.stdout.splitlines()]
         whole = [row for row in rows if sum(each["connections"] for each in row["paths"]) == CONNECTIONS]
         return whole[0] if whole and whole[0]["lagging"] else None

@@ -6,7 +6,6 @@ Ways are bad in one direction only: acknowledgements have labels of the other ho
 from __future__ import annotations
 
 import contextlib
-import json
 import signal
 
 import ports_kit as kit
@@ -31,8 +30,7 @@ labels: {every: 20ms, dwell: 3s}
 
 def status(host):
     """What is known of the connections."""
-    facts = json.loads(support.run([*support.SWERVE, "steer", "status", "-n", host.netns, "-j"]).stdout)
-    return next(iter(facts.get("label_ways", [])), {"known": 0, "avoided": []})
+    return next(iter(steering_kit.status(host).get("label_ways", [])), {"known": 0, "avoided": []})
 
 
 @pytest.mark.deadline(300)

@@ -181,6 +181,7 @@ def test_every_query_returns_data(site: Site, tmp_path: Path) -> None:
         deadline = time.monotonic() + 90 * support.slow_factor()
         while missing and time.monotonic() < deadline:
             site.publish_hardware()
+            time.sleep(0.5)  # half of what lies between two scrapes
             missing = {where: query for where, query in missing.items() if not site.values(query)}
         assert not missing, "no data for:\n" + "\n".join(f"{where}: {query}" for where, query in missing.items())
 

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 import pytest
 import steering_kit as kit
 import support
-from steering_kit import EVEN, FIRST, MS, ROUTES, SECOND_HOP, STEERED, controlled, steered
+from steering_kit import EVEN, FIRST, MS, ROUTES, SECOND_HOP, STEERED, controlled, status, steered
 
 from pytools import directories
 from pytools.kernel import netns
 from steering import elapsed
 from steering.acting import acts_file
-from steering.control import client, kept_orders, requests
+from steering.control import kept_orders
 from steering.control.requests import SOCKET
 from steering.guarding import confirming
 
@@ -29,11 +29,7 @@ OTHER = {FIRST: 1}
 
 def steer(host, *words, check=True):
     """Run a `swerve steer` command about this host."""
-    return support.run([*support.SWERVE, "steer", *words, "-n", host.netns], check=check)
-
-
-def status(host):
-    return json.loads(steer(host, "status", "-j").stdout)
+    return support.swerve("steer", *words, "-n", host.netns, check=check)
 
 
 def settled(agent, host=None):
@@ -42,12 +38,7 @@ def settled(agent, host=None):
     support.wait_until(lambda: {s.state for s in agent.states.values()} == healthy, 20, "both paths are healthy")
     support.wait_until(lambda: len(agent.states) == 2, 20, "both paths are known")
     if host is not None:
-        support.wait_until(lambda: asked(host)["guarded"], 20, "the guardian is ready")
-
-
-def asked(host):
-    """What the controller says of itself when a program asks."""
-    return client.ask(directories.state_dir(host.netns), requests.Status()).facts
+        support.wait_until(lambda: status(host).get("guarded"), 20, "the guardian is ready")
 
 
 # ---- confirmation ----
@@ -141,8 +132,7 @@ def test_a_stop_before_the_confirmation_takes_back_even_what_was_to_be_kept(host
 
 
 def test_a_dry_run_needs_no_confirmation(host, policy):
-    command = [*support.SWERVE, "steer", "run", "--confirm", "9s", "-n", host.netns, "--policy", str(policy)]
-    assert support.run(command, check=False).returncode == 2
+    assert steer(host, "run", "--confirm", "9s", "--policy", str(policy), check=False).returncode == 2
 
 
 # ---- the stop file ----
@@ -265,8 +255,7 @@ def test_orders_that_others_could_have_written_are_not_obeyed(host, policy):
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     file.write_text('{"version":1,"orders":[]}')
     file.chmod(0o666)
-    command = [*support.SWERVE, "steer", "run", "--apply", "-n", host.netns, "--policy", str(policy)]
-    done = support.run(command, check=False)
+    done = steer(host, "run", "--apply", "--policy", str(policy), check=False)
     assert done.returncode == 4 and "writable by everybody" in done.stderr
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 
 import ports_kit as kit
@@ -27,8 +26,7 @@ ports: {{keep: {KEEP}, every: 20ms, dwell: 3s}}
 
 def status(host):
     """What is known of the service: how many ports, which routers are avoided."""
-    facts = json.loads(support.run([*support.SWERVE, "steer", "status", "-n", host.netns, "-j"]).stdout)
-    known = {each["peer"]: each for each in facts.get("ports", [])}
+    known = {each["peer"]: each for each in steering_kit.status(host).get("ports", [])}
     return known.get(f"10.9.0.2:{kit.SERVICE}", {"known": 0, "avoided": []})
 
 

@@ -67,7 +67,7 @@ def agent(lab: Lab) -> Iterator[subprocess.Popen[str]]:
 
 
 def swerve(lab: Lab, *words: str) -> list[str]:
-    return support.run([*support.SWERVE, *words, "-n", lab.hosts[0].netns]).stdout.splitlines()
+    return support.swerve(*words, "-n", lab.hosts[0].netns).stdout.splitlines()
 
 
 def watched(lab: Lab, seconds: float, file: Path) -> set[str]:
@@ -147,19 +147,27 @@ def test_thresholds_are_suggested_from_what_was_recorded(lab: Lab, tmp_path: Pat
     recorded, host = directories.recording("", lab.hosts[0].netns), lab.hosts[0].netns
     shutil.rmtree(recorded, ignore_errors=True)
     began = time.time_ns()
+
+    def suggest() -> tuple[str, subprocess.CompletedProcess[str]]:
+        until = datetime.fromtimestamp(time.time()).isoformat()
+        words = ["policy", "suggest", "--policy", str(present), "--until", until, "-j", "-n", host]
+        return until, support.swerve(*words, check=False)
+
+    def early() -> bool:
+        done = suggest()[1]
+        return done.returncode == 1 and "too little was recorded" in done.stderr and "--since" in done.stderr
+
+    def enough() -> tuple[str, subprocess.CompletedProcess[str]] | None:
+        return made if (made := suggest())[1].returncode == 0 else None
+
     with agent(lab), contextlib.ExitStack() as stack:
         support.wait_until(lambda: newest(recorded) > began, 20, "it records", EVERY_S)
-        seen = Windows(recorded, began)
         # While somebody reads short windows there are five a second.
         stack.enter_context(Client(directories.agent_socket(host), frozenset({"path_delay"})))
-        support.wait_until(lambda: seen.count() > 0, 20, "paths are measured", EVERY_S)
-        early = support.run([*support.SWERVE, "policy", "suggest", "--policy", str(present), "-n", host], check=False)
-        assert early.returncode == 1 and "too little was recorded" in early.stderr and "--since" in early.stderr
+        support.wait_until(early, 20, "paths are measured", EVERY_S)
         lab.load(1, "60mbit", toward=2)
-        support.wait_until(lambda: seen.count() > 330, 150, "enough is recorded", EVERY_S)
-        healthy_until = datetime.fromtimestamp(time.time()).isoformat()
-        words = ["policy", "suggest", "--policy", str(present), "--until", healthy_until, "-j"]
-        found = json.loads(swerve(lab, *words)[0])
+        healthy_until, done = support.wait_until(enough, 150, "enough is recorded", every_s=5)
+        found = json.loads(done.stdout)
         lab.heal()
         onset = time.time_ns()
         lab.load(1, "130mbit", toward=2)
@@ -186,24 +194,6 @@ def acts(lab: Lab, policy: Path, *words: str) -> int:
     """How many acts a replay has."""
     lines = swerve(lab, "policy", "replay", "--policy", str(policy), "-j", *words)
     return sum(json.loads(line)["type"] == "act" for line in lines)
-
-
-class Windows:
-    """How many short windows of rail 1 with an answer were recorded, at most five a second; read on at each count."""
-
-    def __init__(self, folder: Path, since_ns: int) -> None:
-        self._folder, self._since_ns = folder, since_ns
-        self._times: set[int] = set()
-
-    def count(self) -> int:
-        told = Read()
-        for line in reader.lines(self._folder, self._since_ns, told=told):
-            signal_ = json.loads(line)
-            if signal_["type"] == "path_delay" and signal_["path"]["interface"] == "rail1" and signal_["received"]:
-                self._times.add(signal_["at_ns"] // 200_000_000)
-        # Records are not quite in the order of their times.
-        self._since_ns = max(self._since_ns, told.last_unix_ns - 2_000_000_000)
-        return len(self._times)
 
 
 def queues(folder: Path, since_ns: int) -> list[int]:

@@ -194,7 +194,7 @@ def test_the_controller_relabels_what_an_inner_way_serves_badly(unique_name, tmp
             acts = [act for _, act in acts_file.read(directories.state_dir(host.netns)) if act.outcome == "applied"]
             assert {(act.actuator, act.under) for act in acts} == {("label", "repath")}
             assert steering_kit.Host(host.netns).ours() == 0
-            shown = support.run([*support.SWERVE, "steer", "status", "-n", host.netns]).stdout
+            shown = support.swerve("steer", "status", "-n", host.netns).stdout
             assert "no weights of ours are in force, but 1 labels" in shown and "relabelled: tcp:[fd00:9::" in shown
             assert controller.end() == 0
         lab.heal()

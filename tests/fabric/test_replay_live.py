@@ -25,7 +25,7 @@ def test_a_replay_tells_what_a_live_dry_run_told(host, agent, policy, tmp_path):
             watch.terminate()
         controller.end()
     told = agent.acts_of("dry_run")
-    done = support.run([*support.SWERVE, "policy", "replay", str(recording), "--policy", str(policy), "-j"])
+    done = support.swerve("policy", "replay", str(recording), "--policy", str(policy), "-j")
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     replayed = [line for line in lines if line["type"] == "act"]
     assert [act["after"] for act in replayed[:3]] == [act.after for act in told]

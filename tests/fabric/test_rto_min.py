@@ -120,7 +120,7 @@ def test_a_live_connection_retransmits_earlier_off_a_silent_rail(host, far, agen
             if end == "killed":
                 controller.kill()
             elif end == "off":
-                support.run([*support.SWERVE, "steer", "off", "-n", host.netns])
+                support.swerve("steer", "off", "-n", host.netns)
             else:
                 controller.end()
             support.wait_until(lambda: host.ours() == 0, 20, "our rule is gone")

@@ -6,7 +6,6 @@ Two hosts, and a router for each rail that knows nothing of the other: what leav
 from __future__ import annotations
 
 import contextlib
-import json
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path as File
@@ -16,6 +15,7 @@ import support
 import yaml
 
 from pytools import directories
+from pytools.doctor import agent as doctor
 from pytools.errors import SwerveError
 from pytools.ipc.bus import Client
 from pytools.kernel.netns import inside
@@ -172,9 +172,8 @@ def test_each_interface_is_measured_against_the_peers_of_its_rail(
     expected = paths_to(rails_of(2, family), family)
     support.wait_until(lambda: ours.answering() >= expected and set(ours.live) >= expected, 30, "all paths answer")
     assert set(ours.live) == set(ours.delays) == expected
-    doctor = support.run([*support.SWERVE, "doctor", "-j", "-n", ours.netns, "--config", str(ours.file)], check=False)
-    found = {each["name"]: each["detail"] for each in json.loads(doctor.stdout)["results"]}
-    assert found["no others at TC"] == "on rail1, rail2"
+    with inside(ours.netns):  # what `swerve doctor` looks at
+        assert doctor.others_at_tc(ours.netns, ours.file) == doctor.Finding(True, "on rail1, rail2")
 
     down = fabric.routers[2]
     fabric.ip(down, "link", "set", "dev", "back2", "down")

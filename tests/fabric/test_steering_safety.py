@@ -85,10 +85,10 @@ def test_keep_leaves_the_weights_until_they_are_undone(host, agent, policy):
         steered(host, agent)
         assert controller.end() == 0
     assert host.weights() == STEERED
-    done = support.run([*support.SWERVE, "steer", "undo", "-n", host.netns])
+    done = support.swerve("steer", "undo", "-n", host.netns)
     assert "original weights are back" in done.stdout
     assert host.weights() == EVEN
-    again = support.run([*support.SWERVE, "steer", "undo", "-n", host.netns])
+    again = support.swerve("steer", "undo", "-n", host.netns)
     assert again.stdout == "nothing to undo\n"
 
 
@@ -108,7 +108,7 @@ def test_the_operator_switches_off_whoever_steers(host, agent, policy):
     before = host.others()
     with controlled(host, policy, "--apply") as controller:
         steered(host, agent)
-        said = support.run([*support.SWERVE, "steer", "off", "-n", host.netns]).stdout
+        said = support.swerve("steer", "off", "-n", host.netns).stdout
         assert "rule" in said
         assert host.weights() == EVEN and host.ours() == 0
         assert controller.process.wait(10) == 0
@@ -233,10 +233,10 @@ def test_a_second_controller_is_refused(host, agent, policy):
 def test_undo_is_refused_while_a_controller_runs_unless_it_may_stop_it(host, agent, policy):
     with controlled(host, policy, "--apply") as controller:
         steered(host, agent)
-        refused = support.run([*support.SWERVE, "steer", "undo", "-n", host.netns], check=False)
+        refused = support.swerve("steer", "undo", "-n", host.netns, check=False)
         assert refused.returncode == 4 and "--stop" in refused.stderr
         assert host.weights() == STEERED
-        support.run([*support.SWERVE, "steer", "undo", "--stop", "-n", host.netns])
+        support.swerve("steer", "undo", "--stop", "-n", host.netns)
         assert host.weights() == EVEN
         assert controller.process.wait(10) == 0
 
@@ -245,7 +245,7 @@ def test_a_controller_that_never_acted_is_stopped_as_well(host, agent, policy):
     with controlled(host, policy, "--apply") as controller:
         settled(agent)
         assert controller.journal() == []
-        assert "weights" not in support.run([*support.SWERVE, "steer", "undo", "--stop", "-n", host.netns]).stdout
+        assert "weights" not in support.swerve("steer", "undo", "--stop", "-n", host.netns).stdout
         assert controller.process.wait(10) == 0
 
 
@@ -289,8 +289,7 @@ def test_a_guardian_from_outside_undoes_what_both_have_left(host, agent, policy)
 def test_a_policy_that_others_can_write_is_refused(host, policy, writable, what):
     target = policy if what == "file" else policy.parent
     target.chmod(stat.S_IMODE(target.stat().st_mode) | writable)
-    command = [*support.SWERVE, "steer", "run", "--apply", "-n", host.netns, "--policy", str(policy)]
-    done = support.run(command, check=False)
+    done = support.swerve("steer", "run", "--apply", "-n", host.netns, "--policy", str(policy), check=False)
     assert done.returncode == 4
     assert "writable by" in done.stderr and done.stderr.count("\n") == 1
     assert not Path(directories.state_dir(host.netns) / "journal.jsonl").exists()
@@ -298,8 +297,7 @@ def test_a_policy_that_others_can_write_is_refused(host, policy, writable, what)
 
 def test_a_policy_of_another_user_is_refused(host, policy):
     os.chown(policy, 65534, -1)
-    command = [*support.SWERVE, "steer", "run", "-n", host.netns, "--policy", str(policy)]
-    done = support.run(command, check=False)
+    done = support.swerve("steer", "run", "-n", host.netns, "--policy", str(policy), check=False)
     assert done.returncode == 4 and "65534" in done.stderr
 
 
@@ -336,11 +334,9 @@ def test_a_policy_of_another_user_is_refused(host, policy):
 def test_the_start_says_what_is_managed_and_what_is_not(host, agent, policy, changes, shown):
     for words in changes:
         host.ip(*words)
-    command = [*support.SWERVE, "steer", "status", "-n", host.netns]
     with controlled(host, policy, "--apply") as controller:
-        support.wait_until(lambda: "managed" in support.run(command).stdout, 20, "the controller answers")
-        text = support.run(command).stdout
-        facts = json.loads(support.run([*command, "-j"]).stdout)["managed"]
+        facts = support.wait_until(lambda: kit.status(host).get("managed"), 20, "the controller answers")
+        text = support.swerve("steer", "status", "-n", host.netns).stdout
         controller.end()
     for line in shown:
         assert f"swerve steer: {line}" in controller.errors, controller.errors
@@ -352,15 +348,15 @@ def test_the_start_says_what_is_managed_and_what_is_not(host, agent, policy, cha
 def test_status_and_history_say_what_was_done(host, agent, policy):
     with controlled(host, policy, "--apply") as controller:
         steered(host, agent)
-        found = json.loads(support.run([*support.SWERVE, "steer", "status", "-n", host.netns, "-j"]).stdout)
+        found = json.loads(support.swerve("steer", "status", "-n", host.netns, "-j").stdout)
         assert (found["running"], found["pid"], found["apply"]) == (True, controller.process.pid, True)
         [act] = found["in_force"]
         assert (list(act["kernel"].values()), list(act["original"].values())) == ([1], [1, 1])
         assert {state["state"] for state in found["paths"]} == {"drained", "healthy"}
-        brief = json.loads(support.run([*support.SWERVE, "status", "-n", host.netns, "-j"]).stdout)
+        brief = json.loads(support.swerve("status", "-n", host.netns, "-j").stdout)
         assert (brief["steering"]["pid"], len(brief["steering"]["in_force"])) == (controller.process.pid, 1)
         controller.end()
-    lines = support.run([*support.SWERVE, "steer", "history", "-n", host.netns, "-j"]).stdout.splitlines()
+    lines = support.swerve("steer", "history", "-n", host.netns, "-j").stdout.splitlines()
     assert [json.loads(line)["kind"] for line in lines] == ["applied", "undone"]
-    text = support.run([*support.SWERVE, "steer", "status", "-n", host.netns]).stdout
+    text = support.swerve("steer", "status", "-n", host.netns).stdout
     assert "not running" in text and "nothing of ours is in force" in text

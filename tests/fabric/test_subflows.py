@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from pathlib import Path
 
 import ports_kit as kit
@@ -28,7 +27,7 @@ ports: {{keep: {KEEP}, every: 20ms, dwell: 3s, mptcp: true}}
 
 def status(host):
     """What is known of subflows and ports."""
-    facts = json.loads(support.run([*support.SWERVE, "steer", "status", "-n", host.netns, "-j"]).stdout)
+    facts = steering_kit.status(host)
     return facts.get("subflows", {"known": 0}), facts.get("ports", []), facts.get("subflows_missing", "")
 
 

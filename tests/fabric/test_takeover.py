@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -97,7 +96,7 @@ def test_while_a_successor_takes_over_nothing_is_deleted(host, agent, policy):
                 third.kill()  # the end would delete
                 support.wait_until(lambda: kept(third), 10, "its guardian keeps it")
                 assert host.weights() == STEERED and deleted == []
-                support.run([*support.SWERVE, "steer", "off", "-n", host.netns])
+                support.swerve("steer", "off", "-n", host.netns)
                 assert host.weights() == EVEN
 
 
@@ -188,7 +187,7 @@ def test_the_operator_switches_off_what_a_guardian_keeps(host, agent, policy):
     with controlled(host, policy, "--apply") as controller:
         left(host, agent)
         killed(controller)
-        said = support.run([*support.SWERVE, "steer", "off", "-n", host.netns]).stdout
+        said = support.swerve("steer", "off", "-n", host.netns).stdout
         assert "original weights are back" in said and host.weights() == EVEN and host.ours() == 0
         support.wait_until(controller.lock_is_free, 10, "the guardian has gone")
     assert controller.journal()[-1].by == "command"
@@ -239,8 +238,7 @@ def test_status_says_what_is_kept_and_for_how_long(host, agent, policy):
     with controlled(host, policy, "--apply") as controller:
         left(host, agent)
         killed(controller)
-        words = [*support.SWERVE, "steer", "status", "-n", host.netns]
-        assert "kept for a successor" in support.run(words).stdout
-        found = json.loads(support.run([*words, "-j"]).stdout)
+        assert "kept for a successor" in support.swerve("steer", "status", "-n", host.netns).stdout
+        found = kit.status(host)
         assert found["running"] is False and 0 < found["kept_for_s"] <= KEPT_S and len(found["in_force"]) == 1
-        support.run([*support.SWERVE, "steer", "off", "-n", host.netns])
+        support.swerve("steer", "off", "-n", host.netns)

@@ -45,9 +45,7 @@ def screen() -> Iterator[Tmux]:
 
 
 def status(netns: str) -> dict[str, list[dict[str, object]]]:
-    found: dict[str, list[dict[str, object]]] = json.loads(
-        support.run([*support.SWERVE, "steer", "status", "-j", "-n", netns]).stdout
-    )
+    found: dict[str, list[dict[str, object]]] = json.loads(support.swerve("steer", "status", "-j", "-n", netns).stdout)
     return found
 
 

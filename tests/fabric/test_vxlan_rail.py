@@ -151,5 +151,4 @@ def test_agents_say_which_rails_carry_a_tunnel(unique_name: Callable[[], str]) -
 
             told = support.wait_until(carried, 30, "probes are counted")
         assert set(told) == {"rail1", "rail2"}
-        words = [*support.SWERVE, "delay", "-n", lab.hosts[0].netns]
-        assert "over rail" in support.run(words).stdout
+        assert "over rail" in support.swerve("delay", "-n", lab.hosts[0].netns).stdout
