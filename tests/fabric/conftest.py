@@ -29,10 +29,22 @@ def policy(request, tmp_path):
     return kit.policy_file(tmp_path, getattr(request.module, "POLICY", kit.POLICY))
 
 
+def lab_of(module, unique_name):
+    support.require("bcc", "netns", *getattr(module, "NEEDS", ()))
+    return Lab.up(unique_name(), **{"hosts": 2, "rails": 2, **getattr(module, "LAB", {})})
+
+
 @pytest.fixture
 def lab(request, unique_name):
-    support.require("bcc", "netns", *getattr(request.module, "NEEDS", ()))
-    with Lab.up(unique_name(), **{"hosts": 2, "rails": 2, **getattr(request.module, "LAB", {})}) as made:
+    with lab_of(request.module, unique_name) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def measured_lab(request, unique_name):
+    """A lab with agents on all hosts, for all tests of a module."""
+    with lab_of(request.module, unique_name) as made:
+        kit.agents(made)
         yield made
 
 

@@ -20,10 +20,9 @@ pytestmark = pytest.mark.beside
 
 
 @pytest.mark.deadline(240)
-@pytest.mark.parametrize("rails", [2, 4])
-def test_live_flows_leave_a_rail_that_is_cut(rails: int, tmp_path: Path) -> None:
+def test_live_flows_leave_a_rail_that_is_cut(tmp_path: Path) -> None:
     support.require("bcc", "tc", "netns", "iperf3")
-    trial = _elephants.play(rails, _elephants.command, tmp_path, patience_s=60.0)
+    trial = _elephants.play(4, _elephants.command, tmp_path, patience_s=60.0)
     said = _elephants.said(trial)
     assert trial.resets == 0, said
     assert trial.placed_share(10**15) >= 0.9, said

@@ -6,7 +6,6 @@ Where the kernel has fq they do: tests/vm/guest_hold.py.
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterator
 
 import pytest
@@ -18,13 +17,19 @@ from pytools import directories
 from pytools.ipc.client import Client
 from pytools.signals import Act, HoldState
 
+pytestmark = pytest.mark.beside
+
 LAB = {"rails": 1}
+
+
+@pytest.fixture
+def lab(measured_lab):
+    return measured_lab
 
 
 @pytest.fixture
 def heard(lab) -> Iterator[Client]:
     """What the agent of the first host publishes of holds."""
-    kit.agents(lab)
     with Client(directories.agent_socket(lab.hosts[0].netns), frozenset({"act", "hold_state"})) as client:
         yield client
 
@@ -44,11 +49,6 @@ def told(heard: Client, of: type, seconds: float = 60.0):
     raise AssertionError(f"no {of.__name__} was heard of")
 
 
-def status(lab) -> dict[str, object]:
-    done = support.run([*support.SWERVE, "steer", "status", "-j", "-n", lab.hosts[0].netns])
-    return json.loads(done.stdout)
-
-
 @pytest.mark.parametrize(
     ("chosen", "qdisc", "words"),
     [
@@ -63,17 +63,20 @@ def test_where_packets_cannot_wait_it_says_so_and_changes_nothing(lab, heard, tm
     if chosen:
         support.run(["tc", "-n", near, "qdisc", "replace", "dev", "rail1", "root", "handle", "5:", "pfifo"])
     before = kit.queue_of(near)
+    assert before == ("pfifo" if chosen else "noqueue")
     with controller(lab, tmp_path, qdisc, "--apply") as running:
         act, state = told(heard, Act), told(heard, HoldState)
         assert (act.actuator, act.outcome, act.under) == ("hold", "failed", "short-queues")
         assert act.because == f"the policy asks for it; failed: {words}"
         assert (state.armed, state.why_not, state.held_packets) == (False, words, 0)
         assert act.target == f"hold:{state.path}" and state.path.address == lab.hosts[1].service
-        facts = status(lab)
+        facts = kit.status(lab.hosts[0])
         assert (facts["holds"], facts["holds_wanted"], facts["holds_refused"]) == (0, 1, {str(state.path): words})
         assert kit.queue_of(near) == before
         assert running.end() == 0
     assert kit.queue_of(near) == before
+    if chosen:
+        support.run(["tc", "-n", near, "qdisc", "delete", "dev", "rail1", "root"])
 
 
 def test_a_dry_run_says_what_it_would_hold(lab, heard, tmp_path) -> None:
@@ -82,6 +85,6 @@ def test_a_dry_run_says_what_it_would_hold(lab, heard, tmp_path) -> None:
         assert (act.actuator, act.outcome, act.what) == ("hold", "dry_run", "hold to h2 by 10.1.1.1 dev rail1")
         assert act.after == {"threshold_us": 1000, "longest_us": 50_000} and act.before == {}
         assert (state.armed, state.why_not) == (False, "it is a dry run")
-        facts = status(lab)
+        facts = kit.status(lab.hosts[0])
         assert (facts["holds"], facts["holds_wanted"], facts["holds_refused"]) == (0, 1, {})
         assert running.end() == 0
