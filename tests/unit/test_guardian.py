@@ -27,9 +27,15 @@ from steering.guarding.link import GuardianLink
 
 def test_it_loads_little():
     """Beside every controller there is one, all the time, and one that is started anew has to be ready soon."""
-    script = "import sys, steering.guarding.guardian; print(*sys.modules)"
-    loaded = set(support.run([sys.executable, "-c", script]).stdout.split())
-    assert "pyroute2.netlink" in loaded and not loaded & {"pydantic", "yaml", "numpy", "click", "rich"}
+    script = (
+        "import sys, steering.guarding.guardian; print(*sys.modules);"
+        "from pyroute2 import IPRoute, config, netlink; print(IPRoute.__name__, file=sys.stderr)"
+    )
+    done = support.run([sys.executable, "-c", script])
+    loaded = set(done.stdout.split())
+    assert "pyroute2.netlink" in loaded
+    assert not loaded & {"pydantic", "yaml", "numpy", "click", "rich", "asyncio", "pyroute2.iproute"}
+    assert done.stderr == "IPRoute\n", "the rest is there for whoever asks"
 
 
 class Watched:
