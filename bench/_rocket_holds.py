@@ -92,9 +92,9 @@ class Prober:
         self._pipe.close()
         self._process.join()
 
-    def hold(self, limits: HoldLimits) -> None:
-        """Have all senders hold packets."""
-        self._pipe.send((limits, self._probed_ns))
+    def hold(self, limits: HoldLimits, senders: int | None = None) -> None:
+        """Have the first senders, or all, hold packets."""
+        self._pipe.send((limits, self._probed_ns, senders))
         self._answer()
 
     def release(self) -> Done:
@@ -197,10 +197,10 @@ def _serve(lab: Lab, pipe: Connection, other_end: Connection) -> None:
         traceback.print_exc()
 
 
-def _hold(senders: list[_Sender], pipe: Connection, limits: HoldLimits, probed_ns: int) -> None:
+def _hold(senders: list[_Sender], pipe: Connection, limits: HoldLimits, probed_ns: int, first: int | None) -> None:
     """Hold and probe, one sender after the other, until told otherwise."""
-    for each in senders:
-        each.arm(limits)
+    for number, each in enumerate(senders):
+        each.arm(limits if first is None or number < first else None)
     renewal = _renewing(senders)
     next(renewal)
     pipe.send(Done())

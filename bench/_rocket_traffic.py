@@ -114,7 +114,7 @@ class Incast:
         for reply in self._replies:
             self._poll.register(reply.sender, selectors.EVENT_READ, (self._asked, reply))
             self._poll.register(reply.asker, selectors.EVENT_READ, (self._replied, reply))
-        self._start_bulk()
+        self._start_bulk(self._bulks)
         begun()
         begin = time.monotonic_ns()
         bulk = [reply.received for reply in self._bulks]
@@ -140,13 +140,23 @@ class Incast:
         played.slowest_ns = [each.done[slowest] - self._due[slowest] for each in self._replies]
         return played
 
+    def shares(self, settle_ns: int, span_ns: int) -> list[int]:
+        """What each bulk connection receives in a time; the second half of them begins a warm-up after the first."""
+        half = len(self._bulks) // 2
+        for bulks in (self._bulks[:half], self._bulks[half:]):
+            self._start_bulk(bulks)
+        self._serve(time.monotonic_ns() + settle_ns, lambda: False)
+        before = [reply.received for reply in self._bulks]
+        self._serve(time.monotonic_ns() + span_ns, lambda: False)
+        return [reply.received - was for reply, was in zip(self._bulks, before, strict=True)]
+
     def all_reduce(self, ring: Sequence[tuple[Host, Host]], chunk_bytes: int, times: int) -> list[int]:
         """Ring all-reduces beside the bulk connections, one after the other; how long each took.
 
         Each hop, from a host to another, carries a chunk as soon as the hop before has brought one, twice less one
         round.
         """
-        self._start_bulk()
+        self._start_bulk(self._bulks)
         hops = [self._reply(after, before) for before, after in ring]
         chunks, took = 2 * (len(ring) - 1), list[int]()
         for place, hop in enumerate(hops):
@@ -173,8 +183,8 @@ class Incast:
             following.owed += chunk_bytes if number < chunks else 0
         self._send(following)
 
-    def _start_bulk(self) -> None:
-        for reply in self._bulks:
+    def _start_bulk(self, bulks: Sequence[_Reply]) -> None:
+        for reply in bulks:
             self._poll.register(reply.sender, selectors.EVENT_WRITE, (self._more, reply))
             self._poll.register(reply.asker, selectors.EVENT_READ, (self._arrived, reply))
         self._serve(time.monotonic_ns() + self._load.warm_ns, lambda: False)

@@ -19,6 +19,12 @@ ring_ratio
     Four all-reduces of 8 hosts in a ring (14 chunks of 32 kB each) together, with holds; peer: without. Here `ratio` is
     what counts. Bar: 0.85. Cases: ring_shared, all hops through the port, as if each next host were in another rack,
     beside two bulk connections; ring_hop, one hop through it, beside four.
+fair_share
+    What the first of two groups of four hosts receives, relative to half; the second group starts 1 s later, each host
+    has one connection. Peer: without holds. Cases: groups, both hold, bar 0.9 to 1.1; beside_others, only the first
+    holds, bar 0.8.
+group_drops
+    Packets lost at the port meanwhile, from the start of the first group on; peer: without holds.
 longest_gap
     The longest time in which a bulk connection received nothing, while the process that renews the leases is stopped
     or killed when the first request is due: cases sigstop, sigkill; peer: without holds. The lease is 1 s.
@@ -65,6 +71,9 @@ LOADS: Final = {
 LIMITS: Final = HoldLimits(threshold_ns=MS, longest_ns=50 * MS, fresh_ns=200 * MS, floor=125_000, gain=256)
 RING, CHUNK_BYTES, REDUCED = 8, 32_000, 4
 RINGS: Final = {"ring_shared": 2, "ring_hop": 4}  # with so many bulk connections
+GROUP: Final = 4
+SHARES: Final = {"groups": 2 * GROUP, "beside_others": GROUP}  # so many hosts hold
+SETTLE_NS, SPAN_NS = 1000 * MS, 3000 * MS
 _GUEST_LIMIT_S: Final = 7200.0
 
 
@@ -88,7 +97,7 @@ def main() -> None:
         compiled(shared)
         words = [sys.executable, __file__, "--inside", "--rounds", str(options.rounds), "--cases", *options.cases]
         words += ["--probed", str(options.probed)]
-        words += ["--rings", *options.rings]
+        words += ["--rings", *options.rings, "--shares", *options.shares]
         words += ["--deserted"] if options.deserted else []
         _counted_guest.run(words, shared, _GUEST_LIMIT_S)
 
@@ -111,6 +120,9 @@ def inner(options: argparse.Namespace) -> None:
             for case in options.rings:
                 turns = functools.partial(reduce, lab, case), functools.partial(reduce, lab, case, prober)
                 tell_ring(case, *alternating(options.rounds, *turns))
+            for case in options.shares:
+                groups = functools.partial(share, lab, case), functools.partial(share, lab, case, prober)
+                tell_share(case, *alternating(options.rounds, *groups))
             for number in (signal.SIGSTOP, signal.SIGKILL) if options.deserted else ():
                 desert(lab, prober, number)
 
@@ -153,6 +165,30 @@ def tell_ring(case: str, off: Sequence[list[int]], on: Sequence[list[int]]) -> N
     """The time of a round's all-reduces together."""
     totals = [median([sum(turn) / MS for turn in side]) for side in (on, off)]
     emit("rocket", "ring_ratio", totals[0], "ms", "lower", case=case, peer="off", peer_value=totals[1], n=len(on))
+
+
+def share(lab: Lab, case: str, prober: Prober | None = None) -> tuple[float, int]:
+    """What the first of two groups receives, relative to half, and the packets that the port lost."""
+    port, *others = lab.hosts
+    index = lab.rails[0].ports[0].index
+    if prober is not None:
+        prober.hold(LIMITS, SHARES[case])
+    load = replace(LOADS["incast_cubic"], bulk=2 * GROUP)
+    with Netlink(lab.rails[0].netns) as netlink, Incast(port, others[: 2 * GROUP], load) as traffic:
+        before = wiring.shapes(netlink)[index].dropped_packets
+        got = traffic.shares(SETTLE_NS, SPAN_NS)
+        drops = wiring.shapes(netlink)[index].dropped_packets - before
+    note(f"{case}: {[round(each * 8e3 / SPAN_NS, 1) for each in got]} Mbit/s, {drops} drops")
+    if prober is not None:
+        note(f"held: {prober.release()}")
+    return 2 * sum(got[:GROUP]) / sum(got), drops
+
+
+def tell_share(case: str, off: Sequence[tuple[float, int]], on: Sequence[tuple[float, int]]) -> None:
+    """The figures of two groups."""
+    for place, name, unit, better in ((0, "fair_share", "ratio", "higher"), (1, "group_drops", "packets", "lower")):
+        value, peer = (median([turn[place] for turn in side]) for side in (on, off))
+        emit("rocket", name, value, unit, better, case=case, peer="off", peer_value=peer, n=len(on))
 
 
 def held(lab: Lab, load: Load, prober: Prober) -> Round:
@@ -251,6 +287,7 @@ def _options() -> argparse.Namespace:
     probed = held_paths.EVERY_NS / MS
     parser.add_argument("--probed", type=float, default=probed, help=f"milliseconds between two probes ({probed:g})")
     parser.add_argument("--rings", nargs="*", choices=sorted(RINGS), default=[], help="also ring all-reduces")
+    parser.add_argument("--shares", nargs="*", choices=sorted(SHARES), default=[], help="also two groups that share")
     parser.add_argument("--deserted", action="store_true", help="also stop, then kill, what renews the leases")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()
