@@ -572,6 +572,7 @@ struct swerve_hold_state {
 	u64 window_bytes;
 	u64 own_rate; /* bytes a second: the largest of late */
 	u64 left_ns;  /* when a packet came last */
+	u64 begun_ns; /* after silence; 0: since then the queue has grown */
 };
 
 #define SWERVE_HOLDS 1024

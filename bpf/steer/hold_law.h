@@ -22,8 +22,10 @@
 #define HOLD_MOST 512	   /* of 1024: how much a rate may grow or fall by one sample */
 #define HOLD_PAUSE_ABOVE 2 /* times the threshold: only a longer queue is also drained by a pause */
 
-#define HOLD_IDLE_NS 10000000ULL /* a host that sent nothing for so long begins anew */
+#define HOLD_IDLE_NS 10000000ULL /* a host from which nothing left for so long begins anew */
 #define HOLD_START 4		 /* times the floor: the rate at which it then begins, where a queue is */
+#define HOLD_QUIET 8		 /* a queue that grows by less than this part of the time: few have begun */
+#define HOLD_FIND_NS 64000000ULL /* meanwhile the rate also grows by itself within this time */
 
 /* Of 1024, how much one round of the loop corrects: of what the queue grows, of what is too much, of what it lacks. */
 #define HOLD_TREND 410
@@ -146,7 +148,7 @@ static inline __attribute__((always_inline)) enum hold_result hold_sample(struct
 									  const struct swerve_hold_limits *limits,
 									  u64 now_ns, u64 sent_ns, u64 queue_ns)
 {
-	u64 taken_ns = state->taken_ns, before_ns = state->sent_ns, apart = sent_ns - before_ns, rate, root;
+	u64 taken_ns = state->taken_ns, before_ns = state->sent_ns, apart = sent_ns - before_ns, rate, more;
 	s64 grown, excess, step;
 	bool follows, binds;
 
@@ -170,6 +172,8 @@ static inline __attribute__((always_inline)) enum hold_result hold_sample(struct
 		hold_forget(state);
 	rate = state->rate;
 	binds = state->last_ns > taken_ns && rate <= 2 * state->own_rate;
+	if (before_ns >= state->begun_ns && (grown * HOLD_QUIET > (s64)apart || excess > 2 * (s64)limits->threshold_ns))
+		state->begun_ns = 0;
 	if (!rate) {
 		rate = excess > 0 ? hold_within(state->own_rate, 0, HOLD_MOST_RATE) : 0;
 		if (rate && follows && grown > 0)
@@ -180,12 +184,14 @@ static inline __attribute__((always_inline)) enum hold_result hold_sample(struct
 		}
 	} else if (follows) {
 		step = hold_step(grown, excess, apart, now_ns - before_ns);
-		root = hold_root(rate * HOLD_UNIT_RATE) * apart / HOLD_GROWTH_NS;
+		more = hold_root(rate * HOLD_UNIT_RATE) * apart / HOLD_GROWTH_NS;
+		if (state->begun_ns && before_ns >= state->begun_ns)
+			more += rate * apart / HOLD_FIND_NS;
 		if (step < 0)
 			rate -= (rate >> 10) * (u64)-step;
 		else if (binds)
 			rate += (rate >> 10) * (u64)step;
-		hold_set_rate(state, rate + (binds ? root : 0), limits->floor);
+		hold_set_rate(state, rate + (binds ? more : 0), limits->floor);
 	}
 	if (excess <= 0)
 		return HOLD_CLEAR;
@@ -203,6 +209,7 @@ static inline __attribute__((always_inline)) void hold_begin(struct swerve_hold_
 
 	hold_set_rate(state, start, limits->floor);
 	state->held_ns = now_ns;
+	state->begun_ns = now_ns;
 }
 
 /*
@@ -212,8 +219,10 @@ static inline __attribute__((always_inline)) void hold_begin(struct swerve_hold_
 static inline __attribute__((always_inline)) u64
 hold_release(struct swerve_hold_state *state, const struct swerve_hold_limits *limits, u64 now_ns, u32 wire_bytes)
 {
-	u64 latest = now_ns + limits->longest_ns, idle_ns = hold_less(now_ns, state->left_ns), next;
+	u64 latest = now_ns + limits->longest_ns, idle_ns, next;
 
+	/* packets that wait are no silence */
+	idle_ns = hold_less(now_ns, state->last_ns > state->left_ns ? state->last_ns : state->left_ns);
 	state->left_ns = now_ns;
 	__sync_fetch_and_add(&state->bytes, wire_bytes);
 	if (limits->until_ns <= now_ns || now_ns > state->taken_ns + limits->fresh_ns)

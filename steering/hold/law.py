@@ -25,6 +25,8 @@ MOST: Final = 512
 PAUSE_ABOVE: Final = 2
 IDLE_NS: Final = 10_000_000
 START: Final = 4
+QUIET: Final = 8
+FIND_NS: Final = 64_000_000
 GROWTH_NS: Final = 32_000_000
 
 
@@ -68,6 +70,7 @@ class State:
     window_bytes: int = 0
     own_rate: int = 0
     left_ns: int = 0
+    begun_ns: int = 0
 
 
 def root(value: int) -> int:
@@ -101,6 +104,8 @@ def sample(state: State, limits: Limits, now_ns: int, sent_ns: int, queue_ns: in
     if now_ns > state.held_ns + MEMORY_NS:
         _forget(state)
     binds = state.last_ns > taken_ns and state.rate <= 2 * state.own_rate
+    if before_ns >= state.begun_ns and (grown * QUIET > apart or excess > 2 * limits.threshold_ns):
+        state.begun_ns = 0
     if not state.rate:
         rate = min(state.own_rate, MOST_RATE) if excess > 0 else 0
         if rate and apart <= SPAN_NS and grown > 0:
@@ -109,7 +114,7 @@ def sample(state: State, limits: Limits, now_ns: int, sent_ns: int, queue_ns: in
             _set_rate(state, rate, limits.floor)
             state.held_ns = now_ns
     elif apart <= SPAN_NS:
-        _correct(state, limits, _step(grown, excess, apart, now_ns - before_ns), apart if binds else 0)
+        _correct(state, limits, _step(grown, excess, apart, now_ns - before_ns), apart if binds else 0, before_ns)
     if excess <= 0:
         return Result.CLEAR
     excess -= limits.threshold_ns * (PAUSE_ABOVE - 1)
@@ -120,14 +125,14 @@ def sample(state: State, limits: Limits, now_ns: int, sent_ns: int, queue_ns: in
 
 def release(state: State, limits: Limits, now_ns: int, wire_bytes: int) -> int:
     """When a packet may leave; 0: at once."""
-    idle_ns = max(0, now_ns - state.left_ns)
+    idle_ns = max(0, now_ns - max(state.left_ns, state.last_ns))
     state.bytes += wire_bytes
     state.left_ns = now_ns
     if limits.until_ns <= now_ns or now_ns > state.taken_ns + limits.fresh_ns:
         return state.last_ns if state.last_ns > now_ns else 0
     if idle_ns > IDLE_NS and (state.rate or state.queue_ns > limits.threshold_ns >> 2):
         _set_rate(state, min(limits.floor, MOST_RATE) * START, limits.floor)
-        state.held_ns = now_ns
+        state.held_ns = state.begun_ns = now_ns
     if state.next_ns <= now_ns:
         if state.gap:
             state.next_ns = now_ns + (wire_bytes * state.gap >> SHIFT)
@@ -145,11 +150,13 @@ def _step(grown: int, excess: int, apart: int, delay: int) -> int:
     return min(max((trend if grown < 0 else -trend) + (off if excess < 0 else -off), -MOST), MOST)
 
 
-def _correct(state: State, limits: Limits, step: int, bound_ns: int) -> None:
-    rate = state.rate
+def _correct(state: State, limits: Limits, step: int, bound_ns: int, before_ns: int) -> None:
+    rate, more = state.rate, root(state.rate * UNIT_RATE) * bound_ns // GROWTH_NS
+    if state.begun_ns and before_ns >= state.begun_ns:
+        more += rate * bound_ns // FIND_NS
     if step < 0 or bound_ns:
         rate += (rate >> 10) * step
-    _set_rate(state, rate + root(state.rate * UNIT_RATE) * bound_ns // GROWTH_NS, limits.floor)
+    _set_rate(state, rate + more, limits.floor)
 
 
 def _pause(state: State, limits: Limits, now_ns: int, pause: int) -> None:

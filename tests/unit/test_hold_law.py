@@ -204,11 +204,56 @@ def test_a_rate_far_above_what_comes_is_not_raised_by_packets_that_wait_for_a_pa
 def test_after_silence_a_host_begins_slowly_where_a_queue_is_or_was(rate: int, queue: int, after: int) -> None:
     state, limits = engaged(rate or 1)
     limits.floor, state.queue_ns, state.rate = 100_000, queue, rate
+    state.last_ns = 0
     state.left_ns = START - law.IDLE_NS
     law.release(state, limits, START, 1500)
-    assert state.rate == rate  # not silent for longer than that
+    assert state.rate == rate and not state.begun_ns  # not silent for longer than that
     law.release(state, limits, START + law.IDLE_NS + 1, 1500)
     assert state.rate == after
+    assert state.begun_ns == (START + law.IDLE_NS + 1 if after else 0)
+
+
+def test_a_packet_that_waits_is_no_silence() -> None:
+    state, limits = engaged()
+    state.left_ns = START - 5 * law.IDLE_NS  # nothing has come since,
+    state.last_ns = START - law.IDLE_NS  # but that left later
+    law.release(state, limits, START, 1500)
+    assert state.rate == 1_000_000 and not state.begun_ns
+    state.left_ns, state.last_ns = START - 5 * law.IDLE_NS, START - law.IDLE_NS - 1
+    law.release(state, limits, START, 1500)
+    assert state.begun_ns == START
+
+
+@pytest.mark.parametrize(
+    ("begun_ns", "queue", "grows", "stays"),
+    [
+        (START - 3_000_000, 1_000_000, True, True),
+        (0, 1_000_000, False, False),
+        (START - 1_900_000, 1_000_000, False, True),  # the sample before could not see the beginning
+        (START - 3_000_000, 1_187_500, True, True),  # by an eighth of 1.5 ms
+        (START - 3_000_000, 1_187_501, False, False),
+        (START - 1_900_000, 1_900_000, False, True),
+    ],
+)
+def test_who_has_begun_finds_its_rate_sooner_until_the_queue_grows(
+    begun_ns: int, queue: int, grows: bool, stays: bool
+) -> None:
+    rates = []
+    for begun in (0, begun_ns):
+        state, limits = engaged()
+        state.begun_ns = begun
+        law.sample(state, limits, START, START - 500_000, queue)
+        rates.append(state.rate)
+    assert rates[1] - rates[0] == (1_000_000 * 1_500_000 // law.FIND_NS if grows else 0)
+    assert state.begun_ns == (begun_ns if stays else 0)
+
+
+def test_a_queue_of_more_than_three_thresholds_ends_the_search() -> None:
+    for queue, begun in ((3_000_000, START - 3_000_000), (3_000_001, 0)):
+        state, limits = engaged()
+        state.begun_ns, state.queue_ns = START - 3_000_000, queue
+        law.sample(state, limits, START, START - 500_000, queue)
+        assert state.begun_ns == begun
 
 
 def test_a_rate_that_holds_nothing_back_is_not_raised() -> None:
