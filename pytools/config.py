@@ -1,14 +1,12 @@
 """The agent's configuration file: YAML to a frozen, checked record.
 
-In the file a quantity carries its unit (`interval: 20ms`), in the record its name does (`interval_ms`). A file with the
-names of the record, as earlier versions had them, is read too. Read at the start and on a reload; nothing here touches
-the kernel. Comments of fields become docs/config.txt.
+A file with the names of the record, as earlier versions had them, is read too. Read at the start and on a reload;
+nothing here touches the kernel. Comments of fields become docs/config.txt.
 """
 
 from __future__ import annotations
 
 import ipaddress
-import math
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -18,15 +16,12 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, get_type_hints
 import msgspec
 
 from pytools import directories
+from pytools.config_keys import key_of, quantity, unit_of, written
 from pytools.directories import read_obeyed
 from pytools.errors import UsageError, not_permitted
-from pytools.units import SIZE_UNITS, UNITS, duration_yaml, parse_duration, parse_size, size_yaml
 from pytools.yaml_reader import Location, NotYamlError, Reader, decoded
 
 _MAX_BYTES: Final = 1 << 22  # some 60,000 peers
-_MIB: Final = SIZE_UNITS["MiB"]
-_QUANTITY: Final = re.compile(r"(?!\w*per_s$)(\w+)_(ns|us|ms|s|mib)")
-_KEYS: Final = {"hours": "retention", "busiest_ms": "busiest_interval"}  # the others are the name without its unit
 FILLED_IN: Final = frozenset({"host"})  # fields without a default that a file may leave out all the same
 
 
@@ -276,34 +271,6 @@ def as_file(config: AgentConfig) -> dict[str, Any]:
     return found
 
 
-def key_of(field: str) -> str:
-    """A field of the record (`probe.interval_ms`) as the file names it (`probe.interval`)."""
-    section, dot, name = field.rpartition(".")
-    match = _QUANTITY.fullmatch(name)
-    return section + dot + _KEYS.get(name, match[1] if match else name)
-
-
-def unit_of(name: str) -> str:
-    """The unit in the name of a field; empty where its value is a plain number."""
-    match = _QUANTITY.fullmatch(name.rpartition(".")[2])
-    return "h" if name.endswith("hours") else match[2] if match else ""
-
-
-def written(name: str, value: Any) -> Any:
-    """The value of a field as it is written in a file."""
-    unit = unit_of(name)
-    if not unit or not math.isfinite(value):
-        return value
-    return size_yaml(round(value * _MIB)) if unit == "mib" else duration_yaml(round(value * UNITS[unit]))
-
-
-def _quantity(name: str, text: object) -> float:
-    """A quantity of a file as the value of the field; raises ValueError."""
-    unit = unit_of(name)
-    value = parse_size(text) / _MIB if unit == "mib" else parse_duration(text) / UNITS[unit]
-    return int(value) if value.is_integer() else value
-
-
 def _as_record(raw: Any, reader: Reader) -> tuple[Any, tuple[str, ...]]:
     """The values of a file under the names of the record, and how to write those that are in the old spelling."""
     hints: list[str] = []
@@ -329,7 +296,7 @@ def _section(section: str, raw: Any, reader: Reader, hints: list[str]) -> Any:
                 hints.append(f"line {line}: write {said} as {section}.{key}: {written(name, found[name])}")
         elif key in found:
             try:
-                found[name] = _quantity(name, found[key])
+                found[name] = quantity(name, found[key])
             except ValueError:
                 example = "64MiB" if unit_of(name) == "mib" else "20ms"
                 reader.problems.append(

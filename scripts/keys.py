@@ -18,6 +18,7 @@ from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hi
 import msgspec
 
 from pytools import config
+from pytools.config_keys import key_of, unit_of, written
 from pytools.units import SCHEMA_DURATION, SCHEMA_RATE
 from steering.policy.schema import json_schema
 
@@ -96,18 +97,18 @@ def _of_struct(
             yield from _of_struct(inner, f"{name}[]." if many else f"{name}.", comments)
         else:
             required = field.required and name not in config.FILLED_IN
-            yield Key(config.key_of(name), _form(name, hint, required=required), meaning)
+            yield Key(key_of(name), _form(name, hint, required=required), meaning)
 
 
 def _form(name: str, hint: Any, *, required: bool) -> str:
-    unit = config.unit_of(name)
+    unit = unit_of(name)
     found = ["size" if unit == "mib" else "duration" if unit else _type(hint)]
     default: Any = _DEFAULTS
-    for part in config.key_of(name).replace("[]", ".0").split("."):
+    for part in key_of(name).replace("[]", ".0").split("."):
         default = default[int(part) if part.isdigit() else part]
     found.append("required" if required else _default(default))
     for within in getattr(hint, "__metadata__", ()):
-        least, most = (config.written(name, each) for each in (within.least, within.most))
+        least, most = (written(name, each) for each in (within.least, within.most))
         found.append(f"{least} to {most}")
     return ", ".join(each for each in found if each)
 

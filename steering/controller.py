@@ -22,18 +22,13 @@ from pytools.kernel.netlink.routing import Netlink
 from pytools.signals import Act, AnySignal, PathDelay
 from steering.acting import journal, messages
 from steering.acting.acts_file import ActsFile
-from steering.acting.agent_maps import AgentMaps
 from steering.acting.background import Later
 from steering.acting.bonds import BondActing
 from steering.acting.change_loop import ChangeLoop
-from steering.acting.flows import FlowActing
-from steering.acting.holds import HoldActing
 from steering.acting.hooks import HookActing
-from steering.acting.labels import LabelActing
 from steering.acting.memory import Succession, UsualFile
-from steering.acting.ports import PortActing
+from steering.acting.packets import PacketActing
 from steering.acting.rto_min import RtoMinActing
-from steering.acting.standbys import StandByActing
 from steering.acting.weights import Acting
 from steering.actuators.overlay import Overlay
 from steering.agent_link import AgentLink
@@ -42,7 +37,6 @@ from steering.control.managed import Managed
 from steering.control.operator_api import Desk
 from steering.control.stop_signals import stop_signals
 from steering.deciding.engine import Engine
-from steering.flows.engine import FlowEngine
 from steering.guarding import confirming
 from steering.guarding.link import GuardianLink
 from steering.guarding.takeover import Locks
@@ -92,10 +86,10 @@ class Controller:
     ----------
     engine : Engine
         Decides which paths are left, by weights.
-    flows : FlowEngine
-        Decides which flows are pinned or relabelled.
     overlay : Overlay
         Our routes in the kernel.
+    packets : PacketActing
+        What acts on packets and sockets.
     agent : AgentLink
         The signals of the agent, and what it is told.
     desk : Desk
@@ -120,7 +114,6 @@ class Controller:
         self._stop: int | None = None  # the signal that ends us
         self._stays = True  # whether what is in force stays when we end: until we run it is not ours
         self._look_ns = 0  # when all targets are looked at again
-        self._no_reroute = ""
         socket_path = directories.agent_socket(options.netns)
         kinds = signals_of(policy)
         self.agent = AgentLink(socket_path, kinds, self.receive, self.engine.evidence.forget_windows, say)
@@ -168,15 +161,16 @@ class Controller:
         self._changes = ChangeLoop(
             self.engine, self._acting, self._options.apply, self.agent.poll, self._refusal, self._acted
         )
-        self._open_flows()
+        name, apply = self._options.netns, self._options.apply
+        packets = PacketActing(self._policy, name, apply, self.engine, self._netlink, self.output, self.agent.publish)
+        self.packets = self._stack.enter_context(packets)
         keeps = UsualFile(directories.runtime_dir(self._options.netns), self.engine.usual, self._say)
         self._usual_file = self._stack.enter_context(keeps)
         deadline = confirming.deadline_in(self._options.confirm_ns)
         locks.lock.say(confirming.facts(deadline) | self._options.facts)
         self.desk = self._stack.enter_context(Desk(self._site(folder), deadline))  # the operator's requests
         if self._options.apply:
-            if self.flows.needed:
-                self._flow_acting.open()
+            self.packets.open()
             safety = self._policy.safety
             self._guardian = GuardianLink(
                 self._options.netns, safety.lease, locks, self._say, deadline, safety.takeover
@@ -185,25 +179,9 @@ class Controller:
             self._succession.forget()
             locks.former.done()  # a dry run keeps nothing
         self.agent.register(self._selector)
-        self._agent_maps.register(self._selector)
+        self.packets.register(self._selector)
         self.desk.register(self._selector)
         self._selector.register(self.overlay, selectors.EVENT_READ, lambda _: self.overlay.receive())
-
-    def _open_flows(self) -> None:
-        """What acts on packets and sockets, by programs in the kernel."""
-        self.flows = FlowEngine(self._policy, directories.instance(self._options.netns))
-        acting = FlowActing(self.flows, self.engine, self.output)
-        self._flow_acting = self._stack.enter_context(acting)
-        self._ports = self._stack.enter_context(PortActing(self._policy, self._options.apply, self.output))
-        self._labels = self._stack.enter_context(
-            LabelActing(self._policy, self._options.apply, self._flow_acting, self.output)
-        )
-        maps = AgentMaps(directories.maps_socket(self._options.netns), self.output)
-        self._agent_maps = self._stack.enter_context(contextlib.closing(maps))
-        self._standbys = StandByActing(self._policy, self.engine, self.output)
-        self._holds = HoldActing(
-            self._policy, self._options.apply, self.engine, self._netlink, self.output, self.agent.publish
-        )
 
     def _open_bonds(self, succeeds: bool, taken_over: bool) -> BondActing:
         file, apply = directories.bond_ports(self._options.netns), self._options.apply
@@ -252,10 +230,7 @@ class Controller:
             self._look_ns = now + _TICK_NS
             self._look_around()
         wake = min(wake, self._look_ns)
-        self._act_on_flows(time.monotonic_ns())
-        self._ports.turn(time.monotonic_ns(), self.desk.look)
-        self._labels.turn(time.monotonic_ns(), self.desk.look)
-        self._stand_by(time.monotonic_ns())
+        self.packets.turn(self.desk.look, lambda: self._guardian_lives)
         self._bonds.turn(time.monotonic_ns(), self._refusal)
         self._rto_min.turn(time.monotonic_ns(), self._refusal)
         for key, events in self._selector.select(max(0, wake - time.monotonic_ns()) / 1e9):
@@ -288,34 +263,8 @@ class Controller:
             if isinstance(each, PathDelay) and each.path.source == each.host:
                 self.output.host = each.host
             touched |= self.engine.take(each, now)
-            self.flows.take(each, now)
-            self._ports.take(each, now)
-            self._labels.take(each, now)
+            self.packets.take(each, now)
         self._changes.heard(touched)
-
-    def _act_on_flows(self, now: int) -> None:
-        if self.flows.needed or self._flow_acting.is_open:
-            self._flow_acting.turn(now, self.desk.look)
-
-    def _stand_by(self, now: int) -> None:
-        """Keep fast reroute and holds armed; their program is loaded beside us, and may be late or missing."""
-        if self._no_reroute or not (self._standbys.needed or self._holds.needed):
-            return
-        frozen = self.desk.look()
-        if not self._options.apply:
-            self._holds.turn(now, self._flow_acting, 0, frozen)
-            return
-        try:
-            self._flow_acting.prepare()
-        except SwerveError as error:
-            self._no_reroute = str(error)
-            self._say(f"no fast reroute and no hold: {error}")
-            return
-        frozen = frozen or ("" if self._guardian_lives else "there is no live guardian")
-        if self._flow_acting.is_open:
-            self._agent_maps.turn(now, self._flow_acting.paths)
-        self._standbys.turn(now, self._flow_acting.standbys, self._agent_maps, not frozen)
-        self._holds.turn(now, self._flow_acting, self._agent_maps.changes, frozen)
 
     # ---- acts out ----
 
@@ -359,7 +308,7 @@ class Controller:
             folder=folder,
             later=self._later,
             engine=self.engine,
-            flows=self._flow_acting,
+            flows=self.packets.flows,
             apply=self._options.apply,
             output=self.output,
             act=self.act,
@@ -378,11 +327,7 @@ class Controller:
             "acts_lost": self._acts_file.lost + self._later.lost,
             "signals_missed": missed,
             "signals_missed_urgent": missed_urgent,
-            **self.flows.facts(),
-            **self._standbys.facts(),
-            **self._holds.facts(),
-            **self._ports.facts(),
-            **self._labels.facts(),
+            **self.packets.facts(),
             **self._bonds.facts(),
             **self._hooks.facts(),
             **self._rto_min.facts(),
@@ -423,8 +368,7 @@ class Controller:
     def _finish(self) -> str:
         """Take everything back, unless it is to stay; what could not be, is left to the guardian."""
         left, self._stays = "", self._options.apply
-        for acting in (self._ports, self._labels, self._holds):
-            acting.take_back(_STOPPED)
+        self.packets.take_back(_STOPPED)
         if self._options.apply and self._keeps:
             self._say("the weights stay as they are; `swerve steer off` puts the original ones back")
         elif self._options.apply and self._hands_over:

@@ -11,8 +11,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import time
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -26,10 +25,10 @@ from steering.actuators import rto_min
 from steering.actuators.mirror import Mirror, Numbers, foreign_ids
 from steering.actuators.objects import Objects, Table, read
 from steering.actuators.overlay_memory import OverlayMemory, of_target, recalled
-from steering.actuators.owners_routes import Steerable, View, ViewKey, Ways, views
-from steering.actuators.steered import Steered, alike, is_named_after, may_return, name_of
+from steering.actuators.owners_routes import View, ViewKey, views
+from steering.actuators.steered import Steered, alike, assigned
 from steering.actuators.switch import Switch, TableUsers, refuse
-from steering.plan import Group, Member, Target, Weights, overlay_target, weights_of
+from steering.plan import Group, Member, Target, Weights, weights_of
 from steering.policy.model import Manage
 from steering.prefixes import Key, LongestPrefix, key_of
 
@@ -301,7 +300,7 @@ class Overlay(Closing):
         found = self._look(objects)
         self._shut = [view for view in found if self._users.of(view)]
         self._views = {view.key: view for view in found if not self._users.of(view)}
-        self._assign(objects)
+        self._targets = assigned(self._targets, self._views, objects)
         for target in self._targets.values():
             target.follow(objects)
         failed = [self._users.of(view) for view in self._shut]
@@ -324,53 +323,6 @@ class Overlay(Closing):
 
     def _look(self, objects: Objects) -> list[View]:
         return views(objects, self._manage.destinations, self._manage.vrfs, self._alternatives, self._apart)
-
-    def _assign(self, objects: Objects) -> None:
-        """Give every set of hops its target: the one that most of its prefixes had before, else one of its own.
-
-        A target is always named after one of its prefixes, or one that was taken out of it, so that no two ask for the
-        same name. An address that is steered apart has one named after itself.
-        """
-        before = {(t.view, each.destination): t for t in self._targets.values() if not t.beside for each in t.prefixes}
-        old, self._targets = self._targets, {}
-        for key, view in self._views.items():
-            sets: dict[Ways, list[Steerable]] = {}
-            apart: list[Steerable] = []
-            for each in view.prefixes:
-                (apart if each.within else sets.setdefault(each.ways, [])).append(each)
-            names: dict[Ways, Target] = {}
-            for ways, prefixes in sorted(sets.items(), key=lambda pair: -len(pair[1])):
-                votes = Counter(before[place].name for each in prefixes if (place := (key, each.destination)) in before)
-                parent = old[votes.most_common(1)[0][0]] if votes else None
-                out = [each for each in apart if each.within == each.destination and each.ways == ways]
-                inherits = parent is not None and is_named_after(parent.name, view.name, [*prefixes, *out])
-                name = parent.name if parent is not None and inherits else name_of(view.name, prefixes)
-                self._keep(name, key, ways, prefixes, old, parent)
-                names[ways] = name
-            for each in apart:
-                name = overlay_target(view.name, each.destination.partition("/")[0])
-                known = self._keep(name, key, each.ways, (each,), old, old.get(name) or before.get((key, each.within)))
-                known.beside = names.get(each.ways, name)
-        for name, known in old.items():
-            if name not in self._targets and may_return(known, self._views.get(known.view), objects):
-                known.prefixes, known.weights = (), None
-                self._targets[name] = known
-
-    def _keep(
-        self,
-        name: Target,
-        view: ViewKey,
-        ways: Ways,
-        prefixes: Sequence[Steerable],
-        old: Mapping[Target, Steered],
-        parent: Steered | None,
-    ) -> Steered:
-        known = old.get(name) or Steered(name, view, ways, prefixes)
-        if parent is not None and parent is not known:  # split off: what was taken down stays down
-            known.usable, known.weights, known.away = parent.usable, parent.weights, parent.away
-        known.ways, known.prefixes = ways, prefixes
-        self._targets[name] = known
-        return known
 
     def _write(self, objects: Objects) -> list[str]:
         """Make ours be as it shall; what could not be done."""

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final
 
 import msgspec
 
 from pytools.signals import Link, Path, PathState, Signal, SteeringState
 from steering.deciding import capacity, health, hold_down, memory, transitions
+from steering.deciding.apart import Apart
 from steering.deciding.capacity import Estimate
 from steering.deciding.condition_eval import Verdict
 from steering.deciding.decide import decide, shares_of
@@ -29,9 +29,6 @@ from steering.policy.model import Policy
 _SAME_SHARE = 0.01  # weights are whole numbers
 
 TargetsOf = Callable[[str], tuple[Target, ...]]
-_ALONE_NS: Final = 50_000_000  # so long an address waits for others that say the same
-_TOGETHER_NS: Final = 60_000_000_000  # so long it must be well before its traffic follows that of others again
-_MOST_APART: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +67,7 @@ class Engine:
         self._plans: dict[Target, Change] = {}
         self._calm: dict[Target, Group] = {}  # had their original weights, and were to have, when last decided
         self._rejected: dict[Target, str] = {}  # groups whose change could not be carried out, and why
-        self._alone: dict[str, int] = {}  # addresses that want what no other wants, and since when
-        self._apart: dict[str, int] = {}  # addresses that are to have targets of their own, and when last needed
+        self._apart = Apart()
 
     def arrange(
         self,
@@ -242,11 +238,7 @@ class Engine:
             self._calm.pop(group.target, None)
             if _as_it_was(group, each):
                 self._calm[group.target] = group
-            for address in {path.address for _, path in group.paths}:
-                if address in each.alone:
-                    self._alone.setdefault(address, now)
-                else:
-                    self._alone.pop(address, None)
+            self._apart.take({path.address for _, path in group.paths}, each.alone, now)
         for each in plans:
             if not each.moves:
                 self._rejected.pop(each.target, None)
@@ -255,18 +247,14 @@ class Engine:
 
     def apart(self, now: int) -> frozenset[str]:
         """The addresses that are to have targets of their own: what they say moves the traffic of no other."""
-        lone = [address for address, since in self._alone.items() if now - since >= _ALONE_NS]
-        ill = [
+        ill = (
             path.address
             for group in self.groups.values()
             if group.beside
             for _, path in group.paths
             if group.current != group.original or self.paths[path].state != "healthy"
-        ]
-        self._apart |= dict.fromkeys((*lone, *ill), now)
-        lasting = {address: last for address, last in self._apart.items() if now - last < _TOGETHER_NS}
-        self._apart = dict(sorted(lasting.items(), key=lambda pair: -pair[1])[:_MOST_APART])
-        return frozenset(self._apart)
+        )
+        return self._apart.chosen(ill, now)
 
     def calm(self, target: Target, now: int) -> bool:
         """Whether all is well and as it was, so that there is nothing to decide: mostly it is like that."""

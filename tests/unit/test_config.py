@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from pytools import config
 from pytools.config import AgentConfig, Clocks, Peer, Probe, checked
+from pytools.config_keys import key_of
 from pytools.errors import CapabilityError, UsageError
 from pytools.yaml_reader import NotYamlError, Reader, decoded
 from steering.policy import file as policy_file
@@ -69,7 +70,7 @@ OLD_AND_NEW = [
     for section, part in msgspec.structs.asdict(AgentConfig("h1", [])).items()
     if isinstance(part, msgspec.Struct)
     for name in part.__struct_fields__
-    if config.key_of(name) != name
+    if key_of(name) != name
 ]
 
 
@@ -82,7 +83,7 @@ def test_the_spelling_of_earlier_versions_is_read_with_a_hint(tmp_path: Path, se
     assert getattr(getattr(old, section), name) == 600
     (hint,) = hints
     new = hint.rpartition(" as ")[2]
-    assert hint.startswith(f"line 4: write {section}.{name}: 600 as {section}.{config.key_of(name)}: ")
+    assert hint.startswith(f"line 4: write {section}.{name}: 600 as {section}.{key_of(name)}: ")
     file.write_text(f"host: h1\npeers: []\n{section}:\n  {new.removeprefix(f'{section}.')}\n")
     assert config.read(file) == (old, ())
 

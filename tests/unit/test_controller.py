@@ -284,7 +284,7 @@ def test_what_arrives_while_changes_are_carried_out_is_decided_after_them(made, 
     made.start()
     changes, nested = made.changes([target(101)]), []
     monkeypatch.setattr(made.controller.engine, "take", lambda *_: {target(103)})
-    monkeypatch.setattr(made.controller.flows, "take", lambda *_: None)
+    monkeypatch.setattr(made.controller.packets, "take", lambda *_: None)
 
     def hear_of_another():
         if made.kernel.asked == [target(101)]:

@@ -19,6 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from msgspec.structs import replace
 from steering_kit import MS, SECOND, TARGET, group, measured, path
 
+from steering.deciding import apart
 from steering.deciding import engine as engine_module
 from steering.deciding.decide import decide
 from steering.deciding.engine import Engine
@@ -531,7 +532,7 @@ def test_a_moment_in_which_only_one_host_says_so_takes_nothing_apart():
 
 
 def test_no_more_addresses_than_the_limit_are_steered_apart(monkeypatch):
-    monkeypatch.setattr(engine_module, "_MOST_APART", 2)
+    monkeypatch.setattr(apart, "_MOST", 2)
     several = Several(tuple(f"h{number}" for number in range(2, 9)))
     several.run(1)
     for rail, host in ((1, "h2"), (2, "h3"), (3, "h4")):
