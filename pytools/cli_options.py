@@ -121,6 +121,12 @@ def common(follows: bool = True) -> Callable[[Callable[..., Any]], Callable[...,
     return decorate
 
 
+def report_every(least_s: float) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The option `--interval` of a command that reports until it ends."""
+    kind, text = click.FloatRange(min=least_s), "Report every SECONDS (default: 5)."
+    return click.option("-i", "--interval", type=kind, callback=finite, default=5.0, metavar="SECONDS", help=text)
+
+
 SINCE: Final = click.option(
     "--since", metavar="TIME", help="Start at TIME: 03:10, '2026-11-20 03:10', or 15m for 15 minutes ago."
 )

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import click
 
-from pytools.cli_options import NETNS, Asked, Options, client_of, common, filtered, finite
+from pytools.cli_options import NETNS, Asked, Options, client_of, common, filtered, report_every
 
 
 def _frames(options: Options, kind: str, asked: Asked | None = None) -> None:
@@ -156,14 +156,7 @@ def jobs(context: click.Context, options: Options, asked: Asked) -> None:
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
 )
 @click.option("-j", "--json", "as_json", is_flag=True, help="Print one JSON object per communicator and interval.")
-@click.option(
-    *("-i", "--interval"),
-    type=click.FloatRange(min=0.2),
-    callback=finite,
-    default=5.0,
-    metavar="SECONDS",
-    help="Report every SECONDS (default: 5).",
-)
+@report_every(0.2)
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def watch_job(as_json: bool, interval: float, command: Sequence[str]) -> int:
     """Run COMMAND with NCCL's profiler plugin, and name the rank that the others wait for.
@@ -192,14 +185,7 @@ def gpu(context: click.Context, options: Options, asked: Asked) -> None:
 
 @gpu.command("clock", epilog="Example: swerve gpu clock -i 5 -c 3")
 @click.option("-j", "--json", "as_json", is_flag=True, help="Print one JSON object per GPU and interval.")
-@click.option(
-    *("-i", "--interval"),
-    type=click.FloatRange(min=1),
-    callback=finite,
-    default=5.0,
-    metavar="SECONDS",
-    help="Report every SECONDS (default: 5).",
-)
+@report_every(1)
 @click.option("-c", "--count", type=click.IntRange(min=1), metavar="N", help="Stop after N reports (default: 1).")
 def gpu_clock(as_json: bool, interval: float, count: int | None) -> int:
     """Relate the timers of this host's GPUs to CLOCK_MONOTONIC: offset, drift and bound of each.

@@ -22,6 +22,7 @@ UNITS: Final = {
 RATE_UNITS: Final = {"bit": 1, "kbit": 1_000, "mbit": 1_000_000, "gbit": 1_000_000_000}  # as tc writes them
 SIZE_UNITS: Final = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 UNKNOWN: Final = "\u2013"
+MS: Final = UNITS["ms"]
 SECOND: Final = UNITS["s"]
 LONGEST: Final = 1 << 62  # so that a sum of a duration and a time stays within 64 bits
 

@@ -26,16 +26,12 @@ class AgentLink:
 
     Parameters
     ----------
-    path : Path
-        The agent's socket.
     kinds : frozenset of str
         The signals to ask for.
     received : callable
         Takes what arrives, as soon as it arrives.
     connected : callable
         Called after each new connection: the agent may be another one.
-    say : callable
-        Takes a line for the log.
     """
 
     def __init__(

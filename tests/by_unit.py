@@ -29,12 +29,12 @@ def start(
     netns: str,
     argv: Sequence[str],
     env: Mapping[str, str] | None = None,
-    stdout: int | IO[Any] | None = subprocess.DEVNULL,
-    stderr: int | IO[Any] | None = subprocess.DEVNULL,
+    *streams: int | IO[Any] | None,
+    **named: int | IO[Any] | None,
 ) -> subprocess.Popen[str]:
     """In the place of `pytools.lab.processes.start`."""
     if list(argv) != [*support.SWERVE, "agent", "-n", netns]:
-        return _start(lab, netns, argv, env, stdout, stderr)
+        return _start(lab, netns, argv, env, *streams, **named)
     started.append(netns)
     # As in /etc: the configuration is root's, and not in a directory of the service's, where root would refuse it.
     written, kept = (
@@ -46,7 +46,7 @@ def start(
         kept.chmod(0o644)
         written.unlink()
     words = ["agent", "--config", str(kept)]
-    return under_the_unit(kit.AGENT, lab, netns, words, env, stdout, stderr)
+    return under_the_unit(kit.AGENT, lab, netns, words, env, *streams, **named)
 
 
 def under_the_unit(
@@ -55,8 +55,8 @@ def under_the_unit(
     netns: str,
     words: Sequence[str],
     env: Mapping[str, str] | None = None,
-    stdout: int | IO[Any] | None = subprocess.DEVNULL,
-    stderr: int | IO[Any] | None = subprocess.DEVNULL,
+    *streams: int | IO[Any] | None,
+    **named: int | IO[Any] | None,
 ) -> subprocess.Popen[str]:
     """A `swerve` command as the unit runs it: it takes itself for the host's instance, and is the namespace's."""
     room = directories.runtime_dir(None).parent.parent / "units" / netns
@@ -72,7 +72,7 @@ def under_the_unit(
     here = {"SWERVE_RUNTIME_DIR": str(run), "SWERVE_STATE_DIR": str(kept)}
     support.run([*support.SWERVE, "agent", "--prepare"], env=here)
     line = kit.command([*support.SWERVE, *words], [run, kept, *shared], netns, Path(f"{run}-tracing"), unit)
-    return _start(lab, netns, line, {**(env or {}), **here, "TMPDIR": str(run)}, stdout, stderr)
+    return _start(lab, netns, line, {**(env or {}), **here, "TMPDIR": str(run)}, *streams, **named)
 
 
 @contextlib.contextmanager

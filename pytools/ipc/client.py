@@ -37,8 +37,6 @@ class Connection(Generic[_Told], Closing):
 
     Parameters
     ----------
-    path : Path
-        The agent's socket.
     types : frozenset[str] | None
         Types wanted; None for all, an empty set for one that only publishes.
     coarse : bool

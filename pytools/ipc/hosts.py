@@ -58,8 +58,6 @@ class HostBus:
         Who is believed, and where they are; several addresses of one name are one peer.
     settings : HostBus
         The port that all use, and the file with the key that all share.
-    now : callable
-        CLOCK_MONOTONIC nanoseconds.
 
     Raises
     ------

@@ -130,8 +130,6 @@ class Sealer:
 
     Parameters
     ----------
-    host : str
-        Our name.
     peers : iterable of str
         The names of those who are believed.
     key : bytes

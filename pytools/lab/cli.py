@@ -13,6 +13,19 @@ from pytools.errors import UsageError
 from pytools.lab import clocks, fabric, state, timekeeping
 from pytools.lab.topology import DEFAULT_QUEUE_BYTES, KINDS, rate_text
 
+
+def _host_number(text: str) -> int:
+    match = re.fullmatch(r"h?([1-9]\d*)", text)
+    if match is None:
+        raise UsageError(f"{text!r} is not a host", "write it like h1")
+    return int(match[1])
+
+
+def _host(_context: click.Context, _option: click.Parameter, text: str | None) -> int | None:
+    return None if text is None else _host_number(text)
+
+
+_toward = click.option("--toward", callback=_host, help="Apply to packets towards this host only, like h2.")
 _name = click.option("--name", default="lab", show_default=True, help="Use the lab of this name.")
 _rail = click.option("--rail", type=int, required=True, help="Act on this rail, counted from 1.")
 _inner = click.option("--inner", type=int, help="Apply to inner path N of the rail, from 1, instead of its ports.")
@@ -75,7 +88,7 @@ def up(
 @click.option("--rate", help="Limit the rate, like 10mbit.")
 @click.option("--queue", "queue_bytes", type=int, help="Limit the queue, in bytes.")
 @click.option("--load", help="Send competing traffic at this rate instead, like 90mbit.")
-@click.option("--toward", help="Apply to the port towards this host only, like h2.")
+@click.option("--toward", callback=_host, help="Apply to the port towards this host only, like h2.")
 @_inner
 def congest(
     name: str,
@@ -83,18 +96,17 @@ def congest(
     rate: str | None,
     queue_bytes: int | None,
     load: str | None,
-    toward: str | None,
+    toward: int | None,
     inner: int | None,
 ) -> None:
     """Cut the rate of a rail's ports or their queues, or fill them with other traffic."""
     if rate is None and queue_bytes is None and load is None:
         raise UsageError("nothing to change", "give --rate, --queue or --load")
-    host = None if toward is None else _host_number(toward)
     lab = fabric.Lab.open(name)
     if rate is not None or queue_bytes is not None:
-        lab.congest(rail, rate, queue_bytes, host, inner)
+        lab.congest(rail, rate, queue_bytes, toward, inner)
     if load is not None:
-        lab.load(rail, load, host, inner)
+        lab.load(rail, load, toward, inner)
 
 
 @lab.command(epilog="Example: swerve lab blackhole --rail 1")
@@ -132,10 +144,10 @@ def bursts(name: str, rail: int, share: float, seed: int) -> None:
 @_name
 @_rail
 @click.option("--every", type=int, default=1, show_default=True, help="Mark every Nth ECN-capable packet.")
-@click.option("--toward", help="Apply to packets towards this host only, like h2.")
-def mark(name: str, rail: int, every: int, toward: str | None) -> None:
+@_toward
+def mark(name: str, rail: int, every: int, toward: int | None) -> None:
     """Mark ECN-capable packets in a rail as congested (CE)."""
-    fabric.Lab.open(name).mark(rail, every, None if toward is None else _host_number(toward))
+    fabric.Lab.open(name).mark(rail, every, toward)
 
 
 @lab.command(epilog="Example: swerve lab mtu --rail 1 --bytes 1400")
@@ -143,40 +155,38 @@ def mark(name: str, rail: int, every: int, toward: str | None) -> None:
 @_rail
 @click.option("--bytes", "mtu_bytes", type=int, required=True, help="Forward IP packets up to this size, like 1400.")
 @click.option("--silent", is_flag=True, help="Drop longer packets without an ICMP message.")
-@click.option("--toward", help="Apply to packets towards this host only, like h2.")
-def mtu(name: str, rail: int, mtu_bytes: int, silent: bool, toward: str | None) -> None:
+@_toward
+def mtu(name: str, rail: int, mtu_bytes: int, silent: bool, toward: int | None) -> None:
     """Limit the size of packets that a rail forwards."""
-    fabric.Lab.open(name).mtu(rail, mtu_bytes, silent, None if toward is None else _host_number(toward))
+    fabric.Lab.open(name).mtu(rail, mtu_bytes, silent, toward)
 
 
 @lab.command(epilog="Example: swerve lab lose --rail 1 --share 0.2")
 @_name
 @_rail
 @click.option("--share", type=float, required=True, help="Drop this share of packets, like 0.2.")
-@click.option("--toward", help="Apply to packets towards this host only, like h2.")
-def lose(name: str, rail: int, share: float, toward: str | None) -> None:
+@_toward
+def lose(name: str, rail: int, share: float, toward: int | None) -> None:
     """Drop packets in a rail at random."""
-    fabric.Lab.open(name).lose(rail, share, None if toward is None else _host_number(toward))
+    fabric.Lab.open(name).lose(rail, share, toward)
 
 
 @lab.command(epilog="Example: swerve lab cut --rail 1 --host h1 --carrier")
 @_name
 @_rail
-@click.option("--host", help="Cut the cable to this host only, like h1.")
+@click.option("--host", callback=_host, help="Cut the cable to this host only, like h1.")
 @click.option("--carrier", is_flag=True, help="Take the carrier down at both ends as well.")
-def cut(name: str, rail: int, host: str | None, carrier: bool) -> None:
+def cut(name: str, rail: int, host: int | None, carrier: bool) -> None:
     """Cut the cables between a rail and its hosts."""
-    number = None if host is None else _host_number(host)
-    fabric.Lab.open(name).cut(rail, number, carrier)
+    fabric.Lab.open(name).cut(rail, host, carrier)
 
 
 @lab.command("kill-host", epilog="Example: swerve lab kill-host --host h2")
 @_name
-@click.option("--host", required=True, help="Kill this host, like h2.")
-def kill_host(name: str, host: str) -> None:
+@click.option("--host", callback=_host, required=True, help="Kill this host, like h2.")
+def kill_host(name: str, host: int) -> None:
     """Kill a host: end its processes and cut its cables."""
-    number = _host_number(host)
-    for line in fabric.Lab.open(name).kill_host(number):
+    for line in fabric.Lab.open(name).kill_host(host):
         click.echo(f"killed: {line}")
 
 
@@ -191,10 +201,10 @@ def heal(name: str, rail: int | None, routes: bool) -> None:
 
 @lab.command(epilog="Example: swerve lab clock --host h3 --step 10ms")
 @_name
-@click.option("--host", help="With --step, step the clock of this host, like h3.")
+@click.option("--host", callback=_host, help="With --step, step the clock of this host, like h3.")
 @click.option("--step", "by", help="Step the clock by this much in half a second, like 10ms or -250us.")
 @_json
-def clock(name: str, host: str | None, by: str | None, as_json: bool) -> None:
+def clock(name: str, host: int | None, by: str | None, as_json: bool) -> None:
     """Show the true offset of every host's clock against h1's, or step one."""
     if (host is None) != (by is None):
         raise UsageError("a step needs a host and a size", "give --host and --step, or neither")
@@ -202,12 +212,12 @@ def clock(name: str, host: str | None, by: str | None, as_json: bool) -> None:
     if host is None or by is None:
         _print_clocks(lab.clocks(), as_json)
         return
-    number, step_ns = _host_number(host), timekeeping.parse_shift(by)
-    at_ns = lab.step_clock(number, step_ns)
+    step_ns = timekeeping.parse_shift(by)
+    at_ns = lab.step_clock(host, step_ns)
     if as_json:
-        click.echo(json.dumps({"host": f"h{number}", "step_ns": step_ns, "at_ns": at_ns}))
+        click.echo(json.dumps({"host": f"h{host}", "step_ns": step_ns, "at_ns": at_ns}))
     else:
-        click.echo(f"h{number} is stepped by {step_ns} ns when CLOCK_MONOTONIC is {at_ns} ns")
+        click.echo(f"h{host} is stepped by {step_ns} ns when CLOCK_MONOTONIC is {at_ns} ns")
 
 
 @lab.command(epilog="Example: swerve lab show -j")
@@ -224,13 +234,6 @@ def down(name: str) -> None:
     """Remove a lab, also after a crash."""
     for line in state.tear_down(name):
         click.echo(f"left alone: {line}", err=True)
-
-
-def _host_number(text: str) -> int:
-    match = re.fullmatch(r"h?([1-9]\d*)", text)
-    if match is None:
-        raise UsageError(f"{text!r} is not a host", "write it like h1")
-    return int(match[1])
 
 
 def direction_of(text: str) -> tuple[int, int]:

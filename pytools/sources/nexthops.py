@@ -28,8 +28,6 @@ class NexthopSource(Source):
 
     Parameters
     ----------
-    host : str
-        Name of this host in signals.
     addresses : sequence of str
         The peers' addresses; groups are found by the routes to them.
     """

@@ -17,10 +17,10 @@ from pytools.kernel.bpf.loader import Loaded
 from pytools.signals import LinkEvent, Path, PathEcn
 from pytools.sources.probing.paths import PinnedPath
 from pytools.sources.source import Source, next_beat, pace_ns
+from pytools.units import MS
 
-_MS: Final = 1_000_000
-_LOOK_NS: Final = 250 * _MS
-_AGAIN_NS: Final = 1000 * _MS  # the same path is not told of more often
+_LOOK_NS: Final = 250 * MS
+_AGAIN_NS: Final = 1000 * MS  # the same path is not told of more often
 
 Key = tuple[bytes, int]  # remote address as the kernel keeps it, interface index
 Marks = tuple[int, int]  # packets that can be marked, packets that are

@@ -23,15 +23,15 @@ from pytools.signals import LinkEvent, PathMtu
 from pytools.sources.probing.paths import PinnedPath
 from pytools.sources.probing.size_probes import LARGEST, SMALLEST, SizeProbes, Told
 from pytools.sources.source import RELAXED_NS, Source, next_beat
+from pytools.units import MS
 
-_MS: Final = 1_000_000
-_POLL_NS: Final = 5 * _MS  # while a search is under way
-_POLL_LATE_NS: Final = 20 * _MS
-_WAIT_NS: Final = 250 * _MS  # at most, for the replies of rounds in which nothing is suspected
+_POLL_NS: Final = 5 * MS  # while a search is under way
+_POLL_LATE_NS: Final = 20 * MS
+_WAIT_NS: Final = 250 * MS  # at most, for the replies of rounds in which nothing is suspected
 MOST_A_SECOND: Final = 50  # such rounds of all paths together: with many paths, each has one less often
-_GRACE_NS: Final = 5 * _MS  # for what was overtaken by the smallest
-_AGAIN_NS: Final = 50 * _MS  # the smallest is sent again when it was not answered by then; then after twice as long
-_TOLD_FOR_NS: Final = 10_000 * _MS  # routers limit how often they tell
+_GRACE_NS: Final = 5 * MS  # for what was overtaken by the smallest
+_AGAIN_NS: Final = 50 * MS  # the smallest is sent again when it was not answered by then; then after twice as long
+_TOLD_FOR_NS: Final = 10_000 * MS  # routers limit how often they tell
 _SLOTS: Final = 5  # the paths' rounds are dealt over an interval, so that not all large packets leave at once
 MOST_SEARCHES: Final = 16  # rounds of searches under way at once
 _NEVER_NS: Final = 1 << 62
@@ -91,7 +91,7 @@ class PathMtuSource(Source):
         self._config, self._bus, self._paths = config, bus, paths
         self._interval_ns = int(config.links.mtu_interval_s * 1e9)
         self._every_ns = self._interval_ns
-        self._timeout_ns = int(config.probe.timeout_ms * _MS)
+        self._timeout_ns = int(config.probe.timeout_ms * MS)
         self._wait_ns = min(_WAIT_NS, self._timeout_ns // 2)
         self._window_ns = config.windows.long_ns
         self._window_end_ns = 0

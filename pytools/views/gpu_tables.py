@@ -38,12 +38,7 @@ def gpus(_now_ns: int) -> Listing[Gpu]:
                 {"power": much(lambda row: row.power_w)},
                 spare=2,
             ),
-            Column(
-                "°C",
-                lambda row: number(row.temperature_c),
-                {"temperature": much(lambda row: row.temperature_c)},
-                spare=1,
-            ),
+            figure("°C", "temperature", number, lambda row: row.temperature_c, 1),
             figure("ECC un-\ncorrected", "ecc", alarm, lambda row: row.ecc_uncorrected_total),
             Column("XID", _xids, {"xid": much(lambda row: len(row.xids))}, left=True),
             Column("PCIe\nof max", _pcie, {"pcie": much(_narrow)}, left=True, spare=3),
@@ -62,11 +57,7 @@ def timers(_now_ns: int) -> Listing[GpuClock]:
         (
             figure("GPU", "uuid", str, lambda row: row.uuid, order=named),
             Column("timer", lambda row: row.state, left=True),
-            Column(
-                "timer minus CLOCK_MONOTONIC",
-                lambda row: f"{row.offset_ns:,} ns",
-                {"offset": far(lambda row: row.offset_ns)},
-            ),
+            figure("timer minus CLOCK_MONOTONIC", "offset", "{:,} ns".format, lambda row: row.offset_ns, order=far),
             figure("±", "bound", units.duration, lambda row: row.bound_ns),
             figure("hard ±", "hard", units.duration, lambda row: row.hard_bound_ns),
             Column("drift", lambda row: f"{row.drift_ppb / 1000:+.3f} ppm", {"drift": far(lambda row: row.drift_ppb)}),

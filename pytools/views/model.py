@@ -47,10 +47,10 @@ from pytools.signals import (
     TcpNamespace,
     TcpPath,
 )
+from pytools.units import SECOND
 
-_SECOND_NS: Final = 1_000_000_000
-SILENT_NS: Final = 5 * _SECOND_NS
-FORGOTTEN_NS: Final = 60 * _SECOND_NS
+SILENT_NS: Final = 5 * SECOND
+FORGOTTEN_NS: Final = 60 * SECOND
 _EVER: Final = 1 << 62
 _LONG_OVER: Final = 3  # so many windows without another one as long: the agent has shorter ones by now
 
@@ -101,18 +101,18 @@ def _of_path(row: Any) -> Path:
     return row.path  # type: ignore[no-any-return]
 
 
-_WAYS_NS: Final = 15 * _SECOND_NS
-_CLOCK_NS: Final = 10 * _SECOND_NS
+_WAYS_NS: Final = 15 * SECOND
+_CLOCK_NS: Final = 10 * SECOND
 # Raw samples are not among them: they are for those who do their own statistics.
 KEPT: Final[dict[type, Kept]] = {
     PathDelay: Kept(
         _of_path,
-        silent_ns=3 * _SECOND_NS,
+        silent_ns=3 * SECOND,
         replaces=lambda new, old: is_shown(new.window_ns, old.window_ns, new.at_ns - old.at_ns),
     ),
     PathLiveness: Kept(_of_path),
-    PathState: Kept(_of_path, silent_ns=3 * _SECOND_NS),  # a controller repeats every state once a second
-    HoldState: Kept(_of_path, silent_ns=3 * _SECOND_NS, forgotten_ns=FORGOTTEN_NS),
+    PathState: Kept(_of_path, silent_ns=3 * SECOND),  # a controller repeats every state once a second
+    HoldState: Kept(_of_path, silent_ns=3 * SECOND, forgotten_ns=FORGOTTEN_NS),
     PathMtu: Kept(_of_path, forgotten_ns=FORGOTTEN_NS),
     PathEcn: Kept(_of_path, forgotten_ns=FORGOTTEN_NS),
     PathWay: Kept(lambda row: (row.path, row.way), _WAYS_NS, _WAYS_NS),
@@ -121,7 +121,7 @@ KEPT: Final[dict[type, Kept]] = {
     Self: Kept(_of_host),
     AppDelay: Kept(
         lambda row: (row.path, row.protocol, row.local, row.local_port, row.remote, row.remote_port),
-        forgotten_ns=3 * _SECOND_NS,
+        forgotten_ns=3 * SECOND,
         most=4096,
         rank=lambda row: (is_whole_path(row), row.at_ns),  # paths as a whole are few, and stay
     ),
@@ -133,11 +133,11 @@ KEPT: Final[dict[type, Kept]] = {
     TcpPath: Kept(lambda row: (row.interface, row.path), forgotten_ns=FORGOTTEN_NS),
     TcpFlow: Kept(
         flow_key,
-        silent_ns=15 * _SECOND_NS,
+        silent_ns=15 * SECOND,
         forgotten_ns=FORGOTTEN_NS,
         most=4096,
         # Of those heard of in one second the ones that retransmitted most stay.
-        rank=lambda row: (row.at_ns // _SECOND_NS, row.retransmitted_segments),
+        rank=lambda row: (row.at_ns // SECOND, row.retransmitted_segments),
     ),
     PacketDrops: Kept(_of_host),
     Link: Kept(lambda row: row.interface, forgotten_ns=FORGOTTEN_NS),
@@ -150,13 +150,13 @@ KEPT: Final[dict[type, Kept]] = {
         lambda row: (row.device, row.qp_number, row.owner.pid),
         forgotten_ns=FORGOTTEN_NS,
         most=4096,
-        rank=lambda row: (not row.closed, row.at_ns // _SECOND_NS, row.outstanding_bytes),
+        rank=lambda row: (not row.closed, row.at_ns // SECOND, row.outstanding_bytes),
     ),
     RdmaSuspects: Kept(_of_host),
     RdmaSight: Kept(_of_host),
     Job: Kept(
         lambda row: (row.job, row.uid, *(rank.owner.pid for rank in row.ranks[:1])),
-        forgotten_ns=15 * _SECOND_NS,
+        forgotten_ns=15 * SECOND,
         most=1024,
     ),
     Gpu: Kept(lambda row: row.uuid, forgotten_ns=FORGOTTEN_NS, most=256),

@@ -91,11 +91,8 @@ def ports(_now_ns: int) -> Listing[RdmaPort]:
     return Listing(
         (
             figure("port", "device", str, lambda row: f"{row.device}/{row.port}", order=named),
-            Column(
-                "interface",
-                lambda row: row.interface or units.UNKNOWN,
-                {"interface": named(lambda row: row.interface)},
-                left=True,
+            figure(
+                "interface", "interface", lambda name: name or units.UNKNOWN, lambda row: row.interface, 0, named, True
             ),
             Column("state", _port_state, {"state": much(lambda row: row.state != "active")}, left=True),
             Column("rate", lambda row: row.rate, left=True, spare=2),

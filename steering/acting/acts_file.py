@@ -30,8 +30,6 @@ class ActsFile:
 
     Parameters
     ----------
-    folder : Path
-        The instance's state directory.
     later : Later
         Does the writing, so that nobody waits for the disk; stays the caller's.
     """

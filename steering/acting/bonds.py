@@ -33,14 +33,6 @@ class BondActing:
     ----------
     policy : Policy
         The policy; without `bonds` in it nothing is done.
-    apply : bool
-        Else nothing is changed.
-    engine : Engine
-        Has the evidence.
-    netlink : Netlink
-        In the namespace that is steered; stays the caller's.
-    output : Output
-        Takes lines for the log, and acts.
     """
 
     def __init__(

@@ -39,10 +39,6 @@ class FlowActing(Closing):
     ----------
     flows : FlowEngine
         Decides, and is told what became of it.
-    engine : Engine
-        What is known of the paths and the targets.
-    output : Output
-        Takes lines for the log, and acts.
 
     Attributes
     ----------

@@ -31,14 +31,6 @@ class HoldActing:
 
     Parameters
     ----------
-    apply : bool
-        Else nothing is changed.
-    engine : Engine
-        What is known of the paths and the targets.
-    netlink : Netlink
-        In the namespace that is steered; stays the caller's.
-    output : Output
-        Takes lines for the log, and acts.
     publish : callable
         Takes the states.
     """

@@ -26,13 +26,13 @@ import msgspec
 from pytools import directories, owned_files
 from pytools.errors import SwerveError
 from pytools.signals import Path as NetPath
+from pytools.units import SECOND
 from steering.acting.background import Background
 from steering.acting.hook_settings import Settings
 from steering.deciding.notices import Notice, own_fault
 
 SCHEMA: Final = 1  # of events
-_SECOND_NS: Final = 1_000_000_000
-_MOST_WAIT_NS: Final = 30 * _SECOND_NS
+_MOST_WAIT_NS: Final = 30 * SECOND
 _SPARE_S: Final = 2.0  # a process has so much longer, to end itself
 _LOOK_S: Final = 0.02
 _FILE_BYTES: Final = 32 << 20
@@ -281,7 +281,7 @@ class HookCalls:
         try:
             line.call = Background(made)
         except RuntimeError as error:  # no thread is to be had just now
-            line.failure, delivery.due_ns = str(error), now + _SECOND_NS
+            line.failure, delivery.due_ns = str(error), now + SECOND
             line.counts["failed"] += 1
             return
         line.delivery, line.over = delivery, bool(delivery.over)
@@ -321,7 +321,7 @@ class HookCalls:
         """Try again later; what is given up is tried anew with the next lease, and of an event that is over no more."""
         delivery.failed += 1
         if delivery.failed < delivery.hook.tries:
-            delivery.due_ns = now + min(_SECOND_NS << (delivery.failed - 1), _MOST_WAIT_NS)
+            delivery.due_ns = now + min(SECOND << (delivery.failed - 1), _MOST_WAIT_NS)
             return
         line.counts["given_up"] += 1
         self._report(Told(delivery, bool(delivery.over), f"given up after {delivery.failed} tries: {why}", True))

@@ -9,19 +9,17 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import Final
 
 from pytools import directories, log
 from pytools.kernel import netns
 from pytools.signals import Act
+from pytools.units import SECOND
 from steering.acting import acts_file, messages
 from steering.acting.hook_calls import Delivery, HookCalls, Told, event_of
 from steering.acting.hook_settings import Settings, settings_of
 from steering.deciding.engine import Engine
 from steering.deciding.notices import Notice, Notices
 from steering.policy.model import Policy
-
-_SECOND_NS: Final = 1_000_000_000
 
 
 class HookActing:
@@ -35,8 +33,6 @@ class HookActing:
         Else nothing is sent.
     engine : Engine
         Knows the paths.
-    output : Output
-        Takes lines for the log, and acts.
     """
 
     def __init__(self, policy: Policy, apply: bool, engine: Engine, file: Path, output: messages.Output) -> None:
@@ -55,7 +51,7 @@ class HookActing:
             self._want({}, now)
 
     def _want(self, over: dict[str, str], now: int) -> None:
-        self._want_ns = now + _SECOND_NS
+        self._want_ns = now + SECOND
         self._calls.want(self._notices.open.values(), self._settings.values(), over, now, self._engine.paths)
 
     def turn(self, now: int, frozen: bool) -> None:
@@ -105,7 +101,7 @@ class HookActing:
 def _act_of(news: Told, host: str) -> Act:
     hook, notice, over = news.delivery.hook, news.delivery.notice, bool(news.delivery.over)
     outcome: messages.Outcome = "failed" if news.failure else "undone" if news.over else "applied"
-    lasted = (time.monotonic_ns() - notice.seen_ns) / _SECOND_NS
+    lasted = (time.monotonic_ns() - notice.seen_ns) / SECOND
     when = f", {lasted:.1f} s after it was measured" if outcome == "applied" else ""
     why = f"{news.delivery.over or notice.because}; {news.text}{when}"
     return messages.notified(host, hook.name, hook.to, notice, over, outcome, why)

@@ -37,8 +37,6 @@ class LabelActing(Closing):
         Else nothing is sent, and nothing changed.
     flows : FlowActing
         Has the kernel's part.
-    output : Output
-        Takes lines for the log, and acts.
     """
 
     def __init__(self, policy: Policy, apply: bool, flows: FlowActing, output: messages.Output) -> None:

@@ -20,6 +20,7 @@ import msgspec
 from pytools import directories, owned_files
 from pytools.errors import SwerveError
 from pytools.kernel.leftovers import FAMILIES
+from pytools.units import SECOND
 from steering.actuators.overlay_memory import OverlayMemory, objection
 from steering.deciding.memory import PathMemory
 from steering.deciding.usual import Entry, Usuals
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from steering.policy.model import Manage
 
 _VERSION: Final = 1
-_SECOND_NS: Final = 1_000_000_000
 _MOST_BYTES: Final = 64 << 20
 
 
@@ -54,8 +54,6 @@ class Succession:
         This boot and network namespace.
     apply : bool
         Whether changes are made; a dry run neither takes over nor leaves anything.
-    say : callable
-        Takes a line for the log.
     """
 
     def __init__(self, path: Path, scope: str, apply: bool, say: Callable[[str], None]) -> None:
@@ -112,7 +110,7 @@ class Succession:
 
     def keep(self, overlay: Overlay, engine: Engine, now: int) -> None:
         """Keep how things stand, unless what was taken over is not recalled yet."""
-        self._due_ns = now + _SECOND_NS
+        self._due_ns = now + SECOND
         if self._apply and self._former is None:
             self.write(overlay.memory, engine.remember(now))
 
@@ -139,8 +137,6 @@ class UsualFile:
     ----------
     folder : Path
         The instance's runtime directory.
-    say : callable
-        Takes a line for the log.
     """
 
     def __init__(self, folder: Path, usuals: Usuals, say: Callable[[str], None]) -> None:

@@ -34,14 +34,6 @@ class PacketActing(Closing):
     ----------
     name : str or None
         The namespace.
-    apply : bool
-        Else nothing is changed.
-    engine : Engine
-        What is known of the paths and the targets.
-    netlink : Netlink
-        In that namespace; stays the caller's.
-    output : Output
-        Takes lines for the log, and acts.
     publish : callable
         Takes signals for the agent.
 

@@ -34,8 +34,6 @@ class PortActing(Closing):
         The policy; without `ports` in it nothing is done.
     apply : bool
         Else nothing is sent, and nothing changed.
-    output : Output
-        Takes lines for the log, and acts.
     """
 
     def __init__(self, policy: Policy, apply: bool, output: messages.Output) -> None:

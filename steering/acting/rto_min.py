@@ -22,8 +22,6 @@ class RtoMinActing:
 
     Parameters
     ----------
-    apply : bool
-        Else nothing is changed.
     engine : Engine
         Knows whether there are routes of ours.
     output : Output

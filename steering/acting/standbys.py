@@ -36,15 +36,7 @@ class _Move:
 
 
 class StandByActing:
-    """Keeps the stand-bys of one namespace.
-
-    Parameters
-    ----------
-    engine : Engine
-        What is known of the paths and the targets.
-    output : Output
-        Takes lines for the log, and acts.
-    """
+    """Keeps the stand-bys of one namespace."""
 
     def __init__(self, policy: Policy, engine: Engine, output: messages.Output) -> None:
         self._policy, self._engine, self._output = policy, engine, output

@@ -35,8 +35,6 @@ class SubflowActing(Closing):
         Knows ways, and which ports take which.
     every_ns : int
         Time between two segments.
-    output : Output
-        Takes lines for the log, and acts.
     """
 
     def __init__(self, ports: PortEngine, every_ns: int, output: messages.Output) -> None:

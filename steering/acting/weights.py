@@ -12,14 +12,14 @@ from typing import Final
 
 from pytools.errors import SwerveError
 from pytools.kernel import netns
+from pytools.units import SECOND
 from steering.acting import journal, messages, rollback
 from steering.actuators.overlay import Found, Overlay
 from steering.deciding.engine import Engine
 from steering.plan import Change, Group, Target, Weights, title
 
-_SECOND_NS: Final = 1_000_000_000
-_RETRY_NS: Final = _SECOND_NS
-_RETRY_MAX_NS: Final = 30 * _SECOND_NS
+_RETRY_NS: Final = SECOND
+_RETRY_MAX_NS: Final = 30 * SECOND
 _RETRY_FAILURE_NS: Final = 50_000_000  # to leave a dead path
 _RETRY_FAILURE_MAX_NS: Final = 100_000_000
 
@@ -43,8 +43,6 @@ class Acting:
         Changes the kernel.
     log : Journal
         Where it is noted.
-    output : Output
-        Takes lines for the log, and acts.
     """
 
     def __init__(self, engine: Engine, overlay: Overlay, log: journal.Journal, output: messages.Output) -> None:

@@ -53,8 +53,6 @@ class Holds(Closing):
         The kernel's tables; stays the caller's.
     paths : AgentPaths
         The agent's paths; stays the caller's.
-    netlink : Netlink
-        In the namespace that is steered; stays the caller's.
     """
 
     def __init__(self, table: FlowTable, paths: AgentPaths, netlink: Netlink) -> None:

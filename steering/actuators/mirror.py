@@ -76,8 +76,6 @@ class Mirror:
 
     Parameters
     ----------
-    netlink : Netlink
-        A socket in that namespace; stays the caller's.
     numbers : Numbers
         What ours are called.
     rto_min_ms : int

@@ -21,6 +21,7 @@ from pytools.kernel.leftovers import is_our_rule, sweep, switch_off
 from pytools.kernel.netlink.monitor import NetlinkWatch
 from pytools.kernel.netlink.nexthops import family_of
 from pytools.kernel.netlink.routing import MAIN_TABLE, Family, Netlink, NetlinkError
+from pytools.units import MS
 from steering.actuators import rto_min
 from steering.actuators.mirror import Mirror, Numbers, foreign_ids
 from steering.actuators.objects import Objects, Table, read
@@ -32,11 +33,10 @@ from steering.plan import Group, Member, Target, Weights, weights_of
 from steering.policy.model import Manage
 from steering.prefixes import Key, LongestPrefix, key_of
 
-_MS: Final = 1_000_000
-_SETTLE_NS: Final = 2 * _MS  # changes come in bursts: the kernel's own, and a daemon's answer to them
+_SETTLE_NS: Final = 2 * MS  # changes come in bursts: the kernel's own, and a daemon's answer to them
 _SPACING: Final = 4  # readings take at most a quarter of a processor
-_ANYWAY_NS: Final = 30_000 * _MS
-_RETRY_NS: Final = 1_000 * _MS
+_ANYWAY_NS: Final = 30_000 * MS
+_RETRY_NS: Final = 1_000 * MS
 _GONE: Final = (errno.ENOENT, errno.EINVAL, errno.ESRCH)  # a group, a hop of one, a route
 
 
@@ -59,8 +59,6 @@ class Overlay(Closing):
 
     Parameters
     ----------
-    netlink : Netlink
-        A socket in that namespace; stays the caller's.
     manage : Manage
         Which prefixes are managed, and which numbers are ours.
     apply : bool

@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Final
 
 from pytools.errors import RefusedError
-from pytools.units import duration_text
+from pytools.units import MS, duration_text
 from steering.policy.model import Manage
 
-_MS: Final = 1_000_000
 _COARSE_CLOCK: Final = 6  # CLOCK_MONOTONIC_COARSE: advances with the kernel's timer tick
 _TICKS: Final = 2  # TCP_TIMEOUT_MIN: TCP sets no timer to less
 _SETTING: Final = Path("/proc/sys/net/ipv4/tcp_rto_min_us")  # since Linux 6.11
-_KERNELS_NS: Final = 200 * _MS
+_KERNELS_NS: Final = 200 * MS
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +34,15 @@ def chosen(manage: Manage) -> Chosen:
     """
     wanted, least, before = manage.rto_min or 0, _TICKS * _tick_ns(), _setting_ns()
     if not wanted:
-        return Chosen(0, before // _MS)
+        return Chosen(0, before // MS)
     if wanted < least:
         raise RefusedError(
             f"manage.rto_min: {duration_text(wanted)} is less than two timer ticks of this kernel (CONFIG_HZ)",
             f"set it to {duration_text(least)} or more",
         )
     if wanted >= before:  # the route's would raise it
-        return Chosen(0, before // _MS, f"connections have {duration_text(before)} already (net.ipv4.tcp_rto_min_us)")
-    return Chosen(wanted // _MS, before // _MS)
+        return Chosen(0, before // MS, f"connections have {duration_text(before)} already (net.ipv4.tcp_rto_min_us)")
+    return Chosen(wanted // MS, before // MS)
 
 
 def _tick_ns() -> int:

@@ -27,8 +27,6 @@ class Switch:
 
     Parameters
     ----------
-    netlink : Netlink
-        A socket in that namespace; stays the caller's.
     numbers : Numbers
         Of our tables.
     priority : int or None
@@ -87,13 +85,7 @@ class Switch:
 
 
 class TableUsers:
-    """Who uses the tables that would be ours. Each is looked at once: what comes there later is known to be ours.
-
-    Parameters
-    ----------
-    netlink : Netlink
-        A socket in that namespace; stays the caller's.
-    """
+    """Who uses the tables that would be ours. Each is looked at once: what comes there later is known to be ours."""
 
     def __init__(self, netlink: Netlink, numbers: Numbers) -> None:
         self._netlink, self._numbers = netlink, numbers

@@ -9,18 +9,16 @@ import hashlib
 import os
 import signal
 from pathlib import Path
-from typing import Final
 
 import click
 
 from pytools import directories, log
 from pytools.cli_options import LazyCommand, Options, common
 from pytools.signals import Act, encode
+from pytools.units import SECOND
 from steering.cli_types import Duration, act_line
 from steering.commands import orders
 from steering.commands.history import history
-
-_SECOND_NS: Final = 1_000_000_000
 
 
 @click.group(epilog="Example: swerve steer run --policy policy.yaml -n swerve-x-h1")
@@ -33,7 +31,7 @@ def steer() -> None:
 @click.option(
     "--confirm",
     "confirm_ns",
-    type=Duration(_SECOND_NS, 86_400 * _SECOND_NS),
+    type=Duration(SECOND, 86_400 * SECOND),
     default=0,
     metavar="DURATION",
     help="Undo everything and exit after DURATION, unless `swerve steer confirm` runs first.",

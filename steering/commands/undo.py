@@ -21,6 +21,7 @@ from pytools.kernel import netns
 from pytools.kernel.bpf import attach
 from pytools.kernel.leftovers import sweep, switch_off
 from pytools.kernel.netlink.routing import Netlink
+from pytools.units import SECOND
 from steering import cli_types
 from steering.acting import acts_file, bond_ports, hooks, journal, messages, rollback
 from steering.acting.lock import holder, holder_pidfd
@@ -67,7 +68,6 @@ def _restart_queued(unit: str) -> bool:
 
 _STOP_S: Final = 10.0
 _HOOKS_S: Final = 12.0
-_SECOND_NS: Final = 1_000_000_000
 
 
 @click.command(epilog="Example: swerve steer off -n swerve-x-h1")
@@ -106,7 +106,7 @@ def guard(options: Options) -> int:
     "--hold",
     "hold_ns",
     type=Duration(0),
-    default=600 * _SECOND_NS,
+    default=600 * SECOND,
     metavar="DURATION",
     help="With NUMBER, hold the targets for DURATION (default 10m; 0s: do not).",
 )

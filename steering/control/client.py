@@ -26,8 +26,6 @@ def ask(folder: Path, request: AnyRequest, timeout_s: float = _TIMEOUT_S, patien
 
     Parameters
     ----------
-    folder : Path
-        The instance's state directory.
     timeout_s : float
         How long to wait.
     patience_s : float

@@ -14,7 +14,7 @@ from typing import Any, Final, Self
 from pytools import directories
 from pytools.errors import RefusedError, SwerveError, UsageError
 from pytools.kernel import netns
-from pytools.units import duration_text
+from pytools.units import SECOND, duration_text
 from steering import elapsed
 from steering.acting import journal, messages, undo
 from steering.acting.undo import TakenBack
@@ -41,7 +41,6 @@ from steering.guarding import confirming
 from steering.guarding.confirming import Deadline
 from steering.plan import Group, Target, same, title
 
-_SECOND_NS: Final = 1_000_000_000
 _DISK_S: Final = 1.0  # an order waits for the disk; shorter than the shortest lease
 _GRACE_NS: Final = 500_000_000  # after the deadline, before the controller itself does what the guardian ought to
 
@@ -102,9 +101,7 @@ class Desk:
         slept = self.sleeps.look()
         if slept is None:
             return
-        lasted = (
-            duration_text(slept.lasted_ns // _SECOND_NS * _SECOND_NS) if slept.lasted_ns > _SECOND_NS else "a moment"
-        )
+        lasted = duration_text(slept.lasted_ns // SECOND * SECOND) if slept.lasted_ns > SECOND else "a moment"
         self._site.output.say(f"the host was suspended for {lasted}: what was measured before counts no more")
         self._site.engine.suspended(slept.lasted_ns, slept.after_ns, slept.before_ns)
         self._pins.slept(slept)

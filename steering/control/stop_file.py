@@ -26,13 +26,7 @@ def places_of(folder: Path) -> tuple[Path, Path]:
 
 
 class StopFile:
-    """Whether an instance is stopped.
-
-    Parameters
-    ----------
-    folder : Path
-        The instance's state directory.
-    """
+    """Whether an instance is stopped."""
 
     def __init__(self, folder: Path) -> None:
         self._places = places_of(folder)

@@ -80,10 +80,6 @@ def measure(  # noqa: PLR0911
 
     Parameters
     ----------
-    facts : Facts
-        What is known of the path.
-    now : int
-        CLOCK_MONOTONIC nanoseconds.
     stale_after : int
         Facts of short windows are of no use after so many nanoseconds.
     limits : Limits, optional

@@ -49,8 +49,6 @@ def decide(
         The state of every measured path, after `observe` and `advance`.
     groups : iterable of Group
         The groups to look at, with their current weights.
-    now : int
-        CLOCK_MONOTONIC nanoseconds.
     capacities : mapping of str to Estimate
         What each interface was measured to carry.
     overrides : Overrides

@@ -66,13 +66,7 @@ def fraction(path: Path, seed: int) -> float:
 
 
 def reason(policy: Policy, path: PathHealth, now: int) -> str:
-    """Why a path is in its state; of a drained one also how far it is, like `good for 12 s of 30 s; before: ...`.
-
-    Parameters
-    ----------
-    now : int
-        CLOCK_MONOTONIC nanoseconds.
-    """
+    """Why a path is in its state; of a drained one also how far it is, like `good for 12 s of 30 s; before: ...`."""
     if path.state != "drained" or path.seen_ns <= path.since_ns:  # nothing was measured since it was left
         return path.because
     if path.clear_since is None:

@@ -43,10 +43,6 @@ def link_state(word: LinkWord, hold: int, facts: Facts, now: int) -> State | Non
         The event that begins the state.
     hold : int
         How long it lasts, in nanoseconds, for a word without an opposite.
-    facts : Facts
-        What is known of the path.
-    now : int
-        CLOCK_MONOTONIC nanoseconds.
     """
     return _until_its_opposite(word, facts) if word in OPPOSITES else _held(word, hold, facts, now)
 

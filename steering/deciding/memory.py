@@ -79,8 +79,6 @@ def recalled(policy: Policy, memory: PathMemory, in_kernel: float, now: int) -> 
         The policy, perhaps another one.
     in_kernel : float
         The share of its original weight that its member has.
-    now : int
-        CLOCK_MONOTONIC nanoseconds.
     """
     if memory.state not in ("drained", "returning") and not memory.strikes:
         return health.unknown(now)

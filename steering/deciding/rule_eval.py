@@ -85,12 +85,8 @@ def judge(
 
     Parameters
     ----------
-    facts : Facts
-        What is known of the path.
     memory : Memory
         What the last call returned; empty before the first.
-    now : int
-        CLOCK_MONOTONIC nanoseconds.
     stale_after : int
         `safety.stale_after`: a fact of a short window is of no use after so many nanoseconds.
     limits : sequence of Limits

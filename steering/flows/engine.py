@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any, Final
 
 from pytools.signals import Path, PathDelay, Signal, TcpFlow
+from pytools.units import MS
 from steering.deciding import health, hold_down
 from steering.deciding.health import PathHealth
 from steering.deciding.overrides import NONE, Overrides
@@ -26,7 +27,7 @@ from steering.flows.leases import Holdings, lease_ns
 from steering.flows.placing import Case, Way, ambiguous, label_act, pin_act, spread_act, stranded, ways_of
 from steering.flows.plan import FlowAct, FlowPlan, Renewal, Trouble
 from steering.flows.rail_rates import RailRate, RailRates, place_of
-from steering.flows.rates import MEMORY_NS, MS, FlowRate, FlowRates
+from steering.flows.rates import MEMORY_NS, FlowRate, FlowRates
 from steering.flows.returns import Avoided
 from steering.plan import FlowKey, Group, Target
 from steering.policy.actions import FLOW_KINDS
@@ -100,8 +101,6 @@ class FlowEngine:
             After `observe` and `advance`, with readings of all rules.
         groups : iterable of Group
             With the paths that run over their members.
-        now : int
-            CLOCK_MONOTONIC nanoseconds.
         overrides : Overrides
             The operator's orders.
         """

@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from pytools.signals import Path, PathDelay
+from pytools.units import MS
 from steering.flows.maxmin import INFINITE
-from steering.flows.rates import MS, FlowRate
+from steering.flows.rates import FlowRate
 
 Place = tuple[str, str]  # destination, interface
 

@@ -22,11 +22,11 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from pytools.signals import Owner, Path, TcpFlow
+from pytools.units import MS
 from steering.flows.maxmin import INFINITE
 from steering.plan import FlowKey
 
 TCP: Final = 6
-MS: Final = 1_000_000
 MEMORY_NS: Final = 200 * MS  # what a rate reaches back
 SILENT_NS: Final = 250 * MS  # a busy connection is heard of sooner
 FORGOTTEN_NS: Final = 10_000 * MS  # an idle one is told every few seconds

@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from steering.flows.rates import MS, FlowRate
+from pytools.units import MS
+from steering.flows.rates import FlowRate
 from steering.plan import FlowKey, LabelChange
 
 TRIES: Final = 4

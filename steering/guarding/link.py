@@ -35,8 +35,6 @@ class GuardianLink:
     locks : Locks
         Those of the instance and of the namespace, which it shares; with them the guardian that had them before, to
         which ours says that it is in charge.
-    say : callable
-        Takes a line for the log.
     deadline : Deadline | None
         Without a confirmation until then it kills us and undoes.
     keep_ns : int

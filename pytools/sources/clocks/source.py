@@ -30,17 +30,17 @@ from pytools.sources.clocks.timescale import Timescale
 from pytools.sources.probing.mesh import ProbeMesh
 from pytools.sources.probing.paths import PinnedPath
 from pytools.sources.source import RELAXED_NS, Source, pace_ns
+from pytools.units import MS
 
-_MS: Final = 1_000_000
 _FITS: Final = 8  # paths fitted in one tick: the second and following find everything in the caches
-_MOST_TICK_NS: Final = 100 * _MS
+_MOST_TICK_NS: Final = 100 * MS
 _QUICKER: Final = 8  # times as many rounds
-_QUICK_NS: Final = 4_000 * _MS  # after the last step or new path: until its round trip is known as well
-_DOUBTFUL_NS: Final = 1_000 * _MS  # the same after a doubt that no step explains
-_LEAST_LIFE_NS: Final = 1_500 * _MS  # of an edge that no newer one replaces
-_LEAST_SPAN_NS: Final = 400 * _MS  # of a path's first line: the drift that a few pairs show is their queueing
-_COLLOCATION_NS: Final = 5_000 * _MS
-_DOUBT_NS: Final = 6_000 * _MS  # longer than any packet waits to be reported
+_QUICK_NS: Final = 4_000 * MS  # after the last step or new path: until its round trip is known as well
+_DOUBTFUL_NS: Final = 1_000 * MS  # the same after a doubt that no step explains
+_LEAST_LIFE_NS: Final = 1_500 * MS  # of an edge that no newer one replaces
+_LEAST_SPAN_NS: Final = 400 * MS  # of a path's first line: the drift that a few pairs show is their queueing
+_COLLOCATION_NS: Final = 5_000 * MS
+_DOUBT_NS: Final = 6_000 * MS  # longer than any packet waits to be reported
 
 
 class ClockSource(Source):
@@ -62,8 +62,8 @@ class ClockSource(Source):
     def __init__(self, config: AgentConfig, mesh: ProbeMesh, hosts: HostBus | None, bus: Bus) -> None:
         self._config, self._settings, self._mesh, self._hosts, self._bus = config, config.clocks, mesh, hosts, bus
         self._path_clocks = mesh.measurements.clocks
-        self._interval_ns = int(config.clocks.round_ms * _MS)
-        self._window_ns = int(config.clocks.window_ms * _MS)
+        self._interval_ns = int(config.clocks.round_ms * MS)
+        self._window_ns = int(config.clocks.window_ms * MS)
         self._life_ns = max(_LEAST_LIFE_NS, 5 * self._interval_ns // 2)
         self.timescale = Timescale(config.host, self._interval_ns, config.clocks.reference)
         self._fitted: dict[int, Fitted] = {}  # by path index

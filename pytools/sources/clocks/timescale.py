@@ -40,8 +40,6 @@ class Timescale:
 
     Parameters
     ----------
-    host : str
-        Our name.
     interval_ns : int
         How often hosts send their edges.
     reference : str

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from pytools.sources.gpu.readings import Readings
+from pytools.units import MS
 
 MOST_LINKS: Final = 36  # NVML_NVLINK_MAX_LINKS
-_MS: Final = 1_000_000
 _KIB: Final = 1024
 
 
@@ -53,43 +53,43 @@ def queries(nvml: Any, gpu: Any, into: Readings) -> list[Query]:
         return lambda: into.count({name: nvml.nvmlDeviceGetTotalEccErrors(gpu, kind, nvml.NVML_VOLATILE_ECC)})
 
     def plain(function: str, name: str, every_ms: int) -> Query:
-        return Query(function, every_ms * _MS, figure(function, name))
+        return Query(function, every_ms * MS, figure(function, name))
 
     def throughput(name: str, direction: int, text: str) -> Query:
         function = "nvmlDeviceGetPcieThroughput"
-        return Query(f"{function}({text})", 20_000 * _MS, figure(function, name, direction, times=1000))
+        return Query(f"{function}({text})", 20_000 * MS, figure(function, name, direction, times=1000))
 
     def processes() -> None:
         into.processes(each.pid for each in nvml.nvmlDeviceGetComputeRunningProcesses(gpu))
 
     return [
-        Query("nvmlDeviceGetClockInfo(SM)", 200 * _MS, lambda: into.sm_clock(nvml.nvmlDeviceGetClockInfo(gpu, sm))),
-        Query("nvmlDeviceGetCurrentClocksEventReasons", 200 * _MS, lambda: into.reasons(_reasons(nvml, gpu))),
-        Query("nvmlDeviceGetClockInfo(MEM)", 1000 * _MS, figure("nvmlDeviceGetClockInfo", "memory_mhz", memory)),
-        Query("nvmlDeviceGetMaxClockInfo(SM)", 60_000 * _MS, figure("nvmlDeviceGetMaxClockInfo", "sm_max_mhz", sm)),
+        Query("nvmlDeviceGetClockInfo(SM)", 200 * MS, lambda: into.sm_clock(nvml.nvmlDeviceGetClockInfo(gpu, sm))),
+        Query("nvmlDeviceGetCurrentClocksEventReasons", 200 * MS, lambda: into.reasons(_reasons(nvml, gpu))),
+        Query("nvmlDeviceGetClockInfo(MEM)", 1000 * MS, figure("nvmlDeviceGetClockInfo", "memory_mhz", memory)),
+        Query("nvmlDeviceGetMaxClockInfo(SM)", 60_000 * MS, figure("nvmlDeviceGetMaxClockInfo", "sm_max_mhz", sm)),
         Query(
             "nvmlDeviceGetMaxClockInfo(MEM)",
-            60_000 * _MS,
+            60_000 * MS,
             figure("nvmlDeviceGetMaxClockInfo", "memory_max_mhz", memory),
         ),
-        Query("nvmlDeviceGetUtilizationRates", 500 * _MS, busy),
+        Query("nvmlDeviceGetUtilizationRates", 500 * MS, busy),
         plain("nvmlDeviceGetPowerUsage", "power_mw", 500),
         plain("nvmlDeviceGetEnforcedPowerLimit", "power_limit_mw", 1000),
         Query(
             "nvmlDeviceGetTemperature",
-            500 * _MS,
+            500 * MS,
             figure("nvmlDeviceGetTemperature", "temperature_c", nvml.NVML_TEMPERATURE_GPU),
         ),
-        Query("nvmlDeviceGetComputeRunningProcesses", 1000 * _MS, processes),
-        Query("nvmlDeviceGetTotalEccErrors(corrected)", 1000 * _MS, ecc(corrected, "ecc_corrected")),
-        Query("nvmlDeviceGetTotalEccErrors(uncorrected)", 1000 * _MS, ecc(uncorrected, "ecc_uncorrected")),
+        Query("nvmlDeviceGetComputeRunningProcesses", 1000 * MS, processes),
+        Query("nvmlDeviceGetTotalEccErrors(corrected)", 1000 * MS, ecc(corrected, "ecc_corrected")),
+        Query("nvmlDeviceGetTotalEccErrors(uncorrected)", 1000 * MS, ecc(uncorrected, "ecc_uncorrected")),
         plain("nvmlDeviceGetCurrPcieLinkGeneration", "pcie_generation", 1000),
         plain("nvmlDeviceGetCurrPcieLinkWidth", "pcie_width", 1000),
         plain("nvmlDeviceGetMaxPcieLinkGeneration", "pcie_generation_max", 10_000),
         plain("nvmlDeviceGetMaxPcieLinkWidth", "pcie_width_max", 10_000),
         Query(
             "nvmlDeviceGetPcieReplayCounter",
-            2000 * _MS,
+            2000 * MS,
             lambda: into.count({"pcie_replays": nvml.nvmlDeviceGetPcieReplayCounter(gpu)}),
         ),
         throughput("pcie_sent_bytes_per_s", nvml.NVML_PCIE_UTIL_TX_BYTES, "sent"),
@@ -157,8 +157,8 @@ def _links(nvml: Any, gpu: Any, into: Readings) -> list[Query]:
 
         return run
 
-    found = [Query("nvmlDeviceGetNvLinkState", 1000 * _MS, states)]
+    found = [Query("nvmlDeviceGetNvLinkState", 1000 * MS, states)]
     for link in range(MOST_LINKS):
-        found.append(Query(f"nvmlDeviceGetNvLinkErrorCounter({link})", 30_000 * _MS, errors(link)))
-        found.append(Query(f"nvmlDeviceGetFieldValues(NVLINK_THROUGHPUT, {link})", 10_000 * _MS, traffic(link)))
+        found.append(Query(f"nvmlDeviceGetNvLinkErrorCounter({link})", 30_000 * MS, errors(link)))
+        found.append(Query(f"nvmlDeviceGetFieldValues(NVLINK_THROUGHPUT, {link})", 10_000 * MS, traffic(link)))
     return found

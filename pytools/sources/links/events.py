@@ -13,6 +13,7 @@ from typing import Final, Literal
 from pytools.kernel.netlink.bonds import trouble
 from pytools.kernel.netlink.links import FAILED, REACHED, LinkRow, NeighbourRow, QdiscRow, handle_text, parent_text
 from pytools.sources.links.driver import Held
+from pytools.units import SECOND
 
 What = Literal[
     "carrier_lost",
@@ -29,8 +30,7 @@ What = Literal[
 ]
 Neighbour = tuple[int, str]  # interface index, address
 
-_S: Final = 1_000_000_000
-_QUIET_NS: Final = _S  # a full queue is told of once in this time
+_QUIET_NS: Final = SECOND  # a full queue is told of once in this time
 _STORM_SHARE: Final = 0.5  # of a window, by durations
 _FRAME_HEADER_BYTES: Final = 14
 
@@ -124,7 +124,7 @@ class LinkHistory:
         return len(self._flaps)
 
     def _how_often(self, flaps: int) -> str:
-        return "" if flaps == 1 else f"; {flaps} flaps within {self._window_ns / _S:g} s"
+        return "" if flaps == 1 else f"; {flaps} flaps within {self._window_ns / SECOND:g} s"
 
 
 class QueueHistory:
@@ -222,7 +222,7 @@ class NeighbourHistory:
                 happened.append((key, Happening("neighbour_failed", now_ns, words)))
             elif row.state & REACHED and key in self._failed:
                 down_ns = now_ns - self._failed.pop(key)
-                words = f"the neighbour {row.address} answers again after {down_ns / _S:.1f} s"
+                words = f"the neighbour {row.address} answers again after {down_ns / SECOND:.1f} s"
                 happened.append((key, Happening("neighbour_reachable", now_ns, words, {"down_ns": down_ns})))
         return happened
 

@@ -17,6 +17,7 @@ from typing import Any, Final, Literal
 from pytools.ipc.bus import Bus
 from pytools.signals import LinkEvent, Path, RdmaPort
 from pytools.sources.links.rdma_sysfs import Port, Sysfs, meanings
+from pytools.units import MS, SECOND
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +67,9 @@ class GidHistory:
         return ("appeared", "") if place is None else ("moved", f"nothing → {new}, which was index {place}")
 
 
-_MS: Final = 1_000_000
-_S: Final = 1_000_000_000
-_STATES_EVERY_NS: Final = _S
-_GIDS_EVERY_NS: Final = 10 * _S
-_GIDS_AFTER_CHANGE_NS: Final = (0, 50 * _MS, 250 * _MS, 1000 * _MS, 3000 * _MS)
+_STATES_EVERY_NS: Final = SECOND
+_GIDS_EVERY_NS: Final = 10 * SECOND
+_GIDS_AFTER_CHANGE_NS: Final = (0, 50 * MS, 250 * MS, 1000 * MS, 3000 * MS)
 _SHARE: Final = 200  # a reading takes at most one part in so many of the time
 _SHARE_AFTER_CHANGE: Final = 50
 _COSTS: Final = 4  # readings, of which the cheapest says what one costs: a guest counts time that its host took away
@@ -94,8 +93,6 @@ class RdmaPorts:
 
     Parameters
     ----------
-    host : str
-        Name of this host in signals.
     paths_of : callable
         The paths of a network interface of this namespace.
     window_ns : int

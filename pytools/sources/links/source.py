@@ -30,11 +30,10 @@ from pytools.sources.links.interface import Interface
 from pytools.sources.links.rdma_ports import RdmaPorts
 from pytools.sources.links.rdma_sysfs import Sysfs
 from pytools.sources.source import pace_ns
+from pytools.units import MS, SECOND
 
-_MS: Final = 1_000_000
-_S: Final = 1_000_000_000
-_DRIVER_EVERY_NS: Final = _S
-_LOWERS_EVERY_NS: Final = _S  # at most so often: where pods come and go, messages are many
+_DRIVER_EVERY_NS: Final = SECOND
+_LOWERS_EVERY_NS: Final = SECOND  # at most so often: where pods come and go, messages are many
 _DRIVER_SHARE: Final = 200  # asking drivers takes at most one part in so many of the time
 
 
@@ -43,8 +42,6 @@ class LinkSource:
 
     Parameters
     ----------
-    netlink : Netlink
-        In the namespace of the calling thread; stays the caller's.
     interfaces : callable
         Names of the interfaces that carry paths now.
     all_paths : callable
@@ -75,9 +72,9 @@ class LinkSource:
         self._wanted, self._all_paths, self._carrier_changed = interfaces, all_paths, carrier_changed
         self._bundles_changed = bundles_changed
         self._bundles: dict[str, Bundle] = {}  # as was told last
-        self._poll_ns = int(config.links.interval_ms * _MS)
+        self._poll_ns = int(config.links.interval_ms * MS)
         self._window_ns = config.windows.long_ns
-        self._flap_window_ns = int(config.links.flap_window_s * _S)
+        self._flap_window_ns = int(config.links.flap_window_s * SECOND)
         self._tables = Tables(netlink)
         self._watched: dict[int, Interface] = {}
         self._stack = Stack({}, {}, {}, {})

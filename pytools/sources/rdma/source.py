@@ -31,14 +31,14 @@ from pytools.sources.rdma.register import QueuePair
 from pytools.sources.rdma.reports import Reports
 from pytools.sources.rdma.table import Columns, Table, Way
 from pytools.sources.rdma.watching import Watch
+from pytools.units import MS
 
-_MS: Final = 1_000_000
-_CALM_NS: Final = 250 * _MS
-_BUSY_NS: Final = 1000 * _MS  # after the last move of any queue pair
-_DETAILS_NS: Final = 250 * _MS
-_SIGHT_NS: Final = 5000 * _MS
-_AGAIN_NS: Final = 200 * _MS  # a pair that falls idle and wakes is not told at once more often than that
-_SUSPECTS_NS: Final = 100 * _MS
+_CALM_NS: Final = 250 * MS
+_BUSY_NS: Final = 1000 * MS  # after the last move of any queue pair
+_DETAILS_NS: Final = 250 * MS
+_SIGHT_NS: Final = 5000 * MS
+_AGAIN_NS: Final = 200 * MS  # a pair that falls idle and wakes is not told at once more often than that
+_SUSPECTS_NS: Final = 100 * MS
 _SAID: Final = ("device", "qp_type", "srq", "remote_qp_number", "local", "remote")
 _HARMLESS: Final = (verdicts.OK, verdicts.NO_DEMAND, verdicts.UNKNOWN)
 
@@ -50,8 +50,6 @@ class RdmaSource:
     ----------
     ways : sequence of Way
         The ways in; closed with this.
-    path_of : callable
-        Which measured path, if any, a remote address and an interface make.
     answering : callable
         The measured paths, and whether each answers its probes.
     sysfs : Path, optional
@@ -71,7 +69,7 @@ class RdmaSource:
         self._sysfs, self._ports = sysfs, Sysfs(sysfs)
         self.watch = Watch(config.rdma, self._describe, NotReady(sysfs))  # the state of every queue pair
         self._reports = Reports(config.host, self.watch, Backups(self._ports, answering))
-        self._interval_ns = int(config.rdma.interval_ms * _MS)
+        self._interval_ns = int(config.rdma.interval_ms * MS)
         self._window_ns = config.windows.long_ns
         self._way_due = [0] * len(ways)
         self._tables: list[Table] = []

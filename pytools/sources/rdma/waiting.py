@@ -33,8 +33,6 @@ class RdmaWhenThere:
 
     Parameters
     ----------
-    path_of : callable
-        Which measured path, if any, a remote address and an interface make.
     answering : callable
         The measured paths, and whether each answers its probes.
     tap_socket : Path

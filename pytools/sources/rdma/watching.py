@@ -24,6 +24,7 @@ from pytools.sources.rdma import table as tables
 from pytools.sources.rdma.receivers import NotReady, Receivers
 from pytools.sources.rdma.register import ROWS, QueuePair, Register
 from pytools.sources.rdma.table import NOT_TIMED, Columns, Counters, Rows, Signed, Slots, Table, growth
+from pytools.units import MS
 
 _EVERY_NS: Final = 100_000_000
 
@@ -64,10 +65,9 @@ def write_masks(table: Table, slots: Slots, masks: Counters) -> None:
         table.records["run_mask"][slots[differs]] = masks[differs]
 
 
-_MS: Final = 1_000_000
 _FORGOTTEN_NS: Final = verdicts.FROZEN_NS  # idle for that long: the old mean says nothing any more
 _COMPLETED_CAP: Final = 1 << 40
-_UNREGISTERED_NS: Final = 250 * _MS  # a table with rows that found no place, or make no sense, is searched so seldom
+_UNREGISTERED_NS: Final = 250 * MS  # a table with rows that found no place, or make no sense, is searched so seldom
 _LOOKS: Final = 4  # so often at least requests are seen to wait before their path is dead
 _NEW_AT_ONCE: Final = 64  # queue pairs described at one reading: more wait for the next
 _MOVING: Final = (verdicts.UNKNOWN, verdicts.OK, verdicts.CONGESTED)  # verdicts whose figures go on changing
@@ -120,7 +120,7 @@ class Watch:
     ) -> None:
         self._settings, self._describe = settings, describe
         self.receivers = Receivers(not_ready)
-        mean_ns, dead_ns = int(settings.mean_ms * _MS), int(settings.dead_ms * _MS)
+        mean_ns, dead_ns = int(settings.mean_ms * MS), int(settings.dead_ms * MS)
         limits = verdicts.Limits(settings.congested_share, settings.congested_backlog, mean_ns, dead_ns)
         self.register = Register()
         self.timed = TimedRequests(ROWS)
@@ -139,7 +139,7 @@ class Watch:
         self._judged_facts: verdicts.Facts
         self._read_ns = 0
         # Who read nothing for longer may have had no processor, like the application that takes completions.
-        self._seen_ns = max(dead_ns // _LOOKS, 2 * int(settings.interval_ms * _MS))
+        self._seen_ns = max(dead_ns // _LOOKS, 2 * int(settings.interval_ms * MS))
         self._watched_ns = np.zeros(ROWS, np.int64)
         self._garbage: dict[int, int] = {}
         self._whole_ns: dict[int, int] = {}  # by table: not before this are rows read that have no place

@@ -51,8 +51,6 @@ class Reports:
         How far back the minimum behind queueing delays reaches.
     between : callable
         How the clock of a peer's host runs against ours; None when nothing is known.
-    path_of : callable
-        Which measured path, if any, a remote address and an interface make.
     interface : callable
         The name of an interface by its index.
     """

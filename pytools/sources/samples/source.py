@@ -31,17 +31,17 @@ from pytools.sources.samples.joins import OFF, SAMPLE, Joins, Rates, concatenate
 from pytools.sources.samples.rates import RateControl
 from pytools.sources.samples.reports import ONE_CLOCK, Reports
 from pytools.sources.source import Source
+from pytools.units import MS
 
 EGRESS, INGRESS = 1, 2  # enum swerve_sample_direction
 
-_MS: Final = 1_000_000
-_LEAST_TICK_NS: Final = 200 * _MS
-_MOST_TICK_NS: Final = 500 * _MS
+_LEAST_TICK_NS: Final = 200 * MS
+_MOST_TICK_NS: Final = 500 * MS
 _RING_SAMPLES: Final = 6553  # of bpf/sample/tables.h
-_BEAT_NS: Final = 1000 * _MS  # a batch is sent that often even when it is empty: so that silence says something
-_ASK_NS: Final = 1000 * _MS
-_LEASE_NS: Final = 5000 * _MS
-_TALKED_NS: Final = 60_000 * _MS  # a peer that we sent sampled bytes to within that is asked
+_BEAT_NS: Final = 1000 * MS  # a batch is sent that often even when it is empty: so that silence says something
+_ASK_NS: Final = 1000 * MS
+_LEASE_NS: Final = 5000 * MS
+_TALKED_NS: Final = 60_000 * MS  # a peer that we sent sampled bytes to within that is asked
 
 
 class _Asker:
@@ -66,8 +66,6 @@ class SampleSource(Source):
         The bus between hosts.
     between : callable
         How a peer's clock runs against ours; asked once per window for peers whose clock is not shared.
-    path_of : callable
-        Which measured path, if any, a remote address and an interface make.
     """
 
     def __init__(

@@ -41,8 +41,6 @@ class Rows:
         Whose connections these are.
     name : callable
         An interface's name by its index.
-    path_of : callable
-        Which measured path, if any, a remote address and an interface make.
     owner : callable
         Who holds a connection, by its cookie and its control group.
     ask : callable

@@ -56,8 +56,6 @@ class TcpSource(Source):
         interface yet.
     interfaces : Interfaces
         The names of those that packets pass.
-    path_of : callable
-        Which measured path, if any, a remote address and an interface make.
     known : callable
         The measured paths: they are reported even while nothing is sent over them.
     """

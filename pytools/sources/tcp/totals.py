@@ -80,8 +80,6 @@ class Totals:
         `tcp_paths` and `tcp_interfaces`.
     name : callable
         An interface's name by its index.
-    path_of : callable
-        Which measured path, if any, a remote address and an interface make.
     """
 
     def __init__(self, paths: Map, interfaces: Map, name: Callable[[int], str], path_of: PathOf) -> None:

@@ -13,14 +13,14 @@ from typing import Any, Final
 
 from pytools.ipc.wire import TAGS
 from pytools.signals import AnySignal, Clock, PathState, RdmaQueuePair, Self
+from pytools.units import SECOND
 from pytools.views.metrics.counting import ROWS, SUBJECTS, Table, pair_grown, row_of
 
 # `self` is not among them: it is asked for in short looks, because the kernel times every program meanwhile.
 TYPES: Final = frozenset(TAGS[kind] for kind in (SUBJECTS.keys() | {Clock, RdmaQueuePair}) - {Self})
-_SECOND_NS: Final = 1_000_000_000
-FRESH_NS: Final = 15 * _SECOND_NS  # what was not heard of for so long (or three windows) is not vouched for
-FORGOTTEN_NS: Final = 3600 * _SECOND_NS  # totals of what was not heard of for so long go
-_ONE_LOOK_NS: Final = 5 * _SECOND_NS
+FRESH_NS: Final = 15 * SECOND  # what was not heard of for so long (or three windows) is not vouched for
+FORGOTTEN_NS: Final = 3600 * SECOND  # totals of what was not heard of for so long go
+_ONE_LOOK_NS: Final = 5 * SECOND
 QUEUE_PAIRS: Final = 16_384  # have no series of their own
 CLOCKS: Final = 16_384  # nor have the clocks of other hosts
 

@@ -98,8 +98,6 @@ def expose(model: Model, now_ns: int, instance: str) -> Iterator[Metric]:
 
     Parameters
     ----------
-    now_ns : int
-        CLOCK_MONOTONIC.
     instance : str
         The name of the agent's instance (`pytools.directories`).
     """

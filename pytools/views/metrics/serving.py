@@ -27,23 +27,23 @@ from pytools.errors import SwerveError
 from pytools.ipc.client import Client
 from pytools.ipc.socket_files import peer
 from pytools.signals import AnySignal, Self
+from pytools.units import MS
 from pytools.views.metrics.exposition import empty
 from pytools.views.metrics.families import FAMILIES
 from pytools.views.metrics.model import TYPES, Model
 from pytools.views.metrics.series import expose
 from pytools.views.metrics.server import Address, MetricsServer
 
-_MS: Final = 1_000_000
 _TURN_S: Final = 0.05  # the longest wait for signals
 _LOT_S: Final = 0.005  # they come in bursts: some more follow the first at once
 _WAITING: Final = 200_000  # signals read while the model was in use; with more of them the agent has to wait
-_CONNECT_NS: Final = 500 * _MS
-_FORGET_NS: Final = 60_000 * _MS
-LOOK_EVERY_NS: Final = 15_000 * _MS  # at what the agent costs
-_LOOK_NS: Final = 5_000 * _MS  # how long to wait for it
+_CONNECT_NS: Final = 500 * MS
+_FORGET_NS: Final = 60_000 * MS
+LOOK_EVERY_NS: Final = 15_000 * MS  # at what the agent costs
+_LOOK_NS: Final = 5_000 * MS  # how long to wait for it
 _LOOK_SIGNALS: Final = 2  # the first covers the time since the last look, the second has run times of programs
-_ONCE_NS: Final = 2_500 * _MS  # two long windows, and a little
-_ONCE_AT_MOST_NS: Final = 8_000 * _MS
+_ONCE_NS: Final = 2_500 * MS  # two long windows, and a little
+_ONCE_AT_MOST_NS: Final = 8_000 * MS
 
 
 class Feed:
@@ -51,8 +51,6 @@ class Feed:
 
     Parameters
     ----------
-    path : Path
-        The agent's socket.
     lock : Lock
         Held while the model changes.
     say : callable

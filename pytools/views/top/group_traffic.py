@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from pytools.signals import GroupMember, NexthopGroup, Path, PathState
+from pytools.units import SECOND
 from pytools.views.model import Model, member_of
-from pytools.views.top.rings import LONGEST_S, SECOND_NS, first_after
+from pytools.views.top.rings import LONGEST_S, first_after
 
 _READINGS: Final = 4 * LONGEST_S
 _MEMBERS: Final = 1024
@@ -68,7 +69,7 @@ class Shares:
             if member.packets is not None and earlier is not None:
                 more = member.packets - (earlier if member.packets >= earlier else 0)
                 counted[member.nexthop_id] = counted.get(member.nexthop_id, 0) + more
-        while len(readings) > 1 and readings[1].at_ns <= group.at_ns - LONGEST_S * SECOND_NS:
+        while len(readings) > 1 and readings[1].at_ns <= group.at_ns - LONGEST_S * SECOND:
             readings.popleft()  # the one before the longest horizon stays: what is in that is the difference
         readings.append(Packets(group.at_ns, counted))
 

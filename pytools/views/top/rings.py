@@ -17,9 +17,9 @@ from typing import Final, NamedTuple, TypeVar, get_args
 
 from pytools.figures import FOLLOWED, OF_DIRECTIONS, QUEUEING, Figure, Measure
 from pytools.signals import ClockState, Delay, Histogram, PathDelay, PathEcn, TcpPath
+from pytools.units import SECOND
 from pytools.views.model import is_shown
 
-SECOND_NS: Final = 1_000_000_000
 LONGEST_S: Final = 40
 HORIZONS_S: Final = (2, 10, LONGEST_S)
 WINDOWS: Final = 512  # of one path; more than that in 40 s: the horizon is as long as they reach
@@ -103,7 +103,7 @@ class Ring:
         """Take a window of marks on what came back."""
         if self.marks and row.at_ns <= self.marks[-1][0]:
             return
-        while self.marks and self.marks[0][0] <= row.at_ns - LONGEST_S * SECOND_NS:
+        while self.marks and self.marks[0][0] <= row.at_ns - LONGEST_S * SECOND:
             self.marks.popleft()
         self.marks.append((row.at_ns, row.packets, row.ce_packets))
 
@@ -118,7 +118,7 @@ class Ring:
 
 def _forget(rows: deque[Window] | deque[TcpWindow], now_ns: int) -> None:
     """Without what is older than the longest horizon."""
-    while rows and rows[0].at_ns <= now_ns - LONGEST_S * SECOND_NS:
+    while rows and rows[0].at_ns <= now_ns - LONGEST_S * SECOND:
         rows.popleft()
 
 
@@ -247,7 +247,7 @@ def _share(part: int, whole: int) -> float | None:
 
 def trend(ring: Ring, now_ns: int, cells: int) -> list[float | None]:
     """The largest queueing (p99, there) in each of so many equal parts of the last 40 s, the newest last."""
-    part_ns = LONGEST_S * SECOND_NS // cells
+    part_ns = LONGEST_S * SECOND // cells
     last = now_ns // part_ns
     found: list[float | None] = [None] * cells
     for each in ring.windows:

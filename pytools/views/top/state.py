@@ -28,11 +28,12 @@ from pytools.signals import (
     TcpPath,
     decode,
 )
+from pytools.units import SECOND
 from pytools.views import tables
 from pytools.views.link_tables import GOOD_NEWS
 from pytools.views.model import FlowKey, Model, flow_key, fold
 from pytools.views.top.group_traffic import Shares
-from pytools.views.top.rings import SECOND_NS, Ring
+from pytools.views.top.rings import Ring
 
 EVENTS: Final = 500
 EVENTS_OF_PATH: Final = 50
@@ -238,7 +239,7 @@ class Known:
 
 
 def since_ns(now_ns: int, horizon_s: int) -> int:
-    return now_ns - horizon_s * SECOND_NS
+    return now_ns - horizon_s * SECOND
 
 
 def _counted(flow: TcpFlow) -> Counted:

@@ -94,8 +94,6 @@ class Watcher:
 
         Parameters
         ----------
-        now_ns : int
-            CLOCK_MONOTONIC.
         most : int
             Read so many records of a process.
 
