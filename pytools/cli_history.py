@@ -17,7 +17,7 @@ from pytools.cli_options import SINCE, UNTIL, Asked, Options, client_of, common,
 if TYPE_CHECKING:
     from pytools.recording.reader import Read
     from pytools.views.history_query import Wanted
-    from pytools.views.report.records import Told
+    from pytools.views.report.aggregate import Told
 
 _TYPES = click.option(
     "--type", "types", multiple=True, metavar="TYPE", help="Select signals of this type (repeatable)."

@@ -41,8 +41,7 @@ from steering.guarding import confirming
 from steering.guarding.link import GuardianLink
 from steering.guarding.takeover import Locks
 from steering.plan import Change, Target, same
-from steering.policy.model import Policy
-from steering.policy.needs import signals_of
+from steering.policy.model import Policy, signals_of
 
 _TICK_NS: Final = 50_000_000
 _STOPPED: Final = "the controller was stopped"
@@ -77,8 +76,6 @@ class Controller:
 
     Parameters
     ----------
-    say : callable
-        Takes a line for the log.
     report : callable
         Takes each act, for whoever watches this process.
 

@@ -11,8 +11,8 @@ from typing import Annotated, Final, Literal
 from pydantic import BeforeValidator, ConfigDict, Field, field_validator
 from pydantic_core.core_schema import ValidationInfo
 
-from pytools.units import SECOND, duration_text
-from steering.policy.actions import Bonds, Labels, Ports, Return, Then
+from pytools.units import MS, SECOND, duration_text
+from steering.policy.actions import FLOW_KINDS, Bonds, Labels, Ports, Return, Then
 from steering.policy.base import (
     Address,
     Count,
@@ -26,13 +26,22 @@ from steering.policy.base import (
     Within,
     bad,
 )
-from steering.policy.conditions import Condition
+from steering.policy.conditions import Condition, leaves
 from steering.policy.hooks import Hook, HookName
 from steering.policy.scope import Scope
 
+_ALWAYS: Final = frozenset({"path_delay"})
+_BY_CONDITION: Final = {
+    "silence": {"path_liveness"},
+    "retransmits": {"tcp_path"},
+    "ce_share": {"path_ecn", "tcp_path"},
+    "link": {"link", "link_event", "path_mtu", "rdma_port"},
+    "rdma": {"rdma_qp"},
+    "job_step": {"job"},
+    "straggler": {"job"},
+}
 FIRST_TABLE: Final = 20_000  # as in pytools.kernel.leftovers
 LAST_TABLE: Final = 29_999
-_MS: Final = SECOND // 1000
 
 Interface = Annotated[str, Field(strict=True, min_length=1, max_length=15)]
 
@@ -59,7 +68,7 @@ class Manage(Model):
     priority: NotNull[Annotated[int, Field(strict=True, ge=1, le=32_765)]] = Field(
         default=None, description="priority of swerve's rule above the main table; by default directly above theirs"
     )
-    rto_min: NotNull[Annotated[Duration, Within(2 * _MS, 200 * _MS)]] = Field(
+    rto_min: NotNull[Annotated[Duration, Within(2 * MS, 200 * MS)]] = Field(
         default=None,
         description="minimum TCP retransmission timeout of the managed routes, in whole milliseconds; puts swerve's "
         "routes in force from the start (steering.md); the kernel's own is 200ms",
@@ -68,7 +77,7 @@ class Manage(Model):
     @field_validator("rto_min")
     @classmethod
     def _whole_milliseconds(cls, rto_min: int | None) -> int | None:
-        if rto_min is not None and rto_min % _MS:
+        if rto_min is not None and rto_min % MS:
             raise bad("whole milliseconds")
         return rto_min
 
@@ -196,3 +205,18 @@ class Policy(Model):
         if any(rule.priority is None for rule in rules):
             return rules
         return tuple(sorted(rules, key=lambda rule: rule.priority or 0))
+
+
+def signals_of(policy: Policy) -> frozenset[str]:
+    """The kinds of signals, by their tags, that a policy needs, so that nothing else is sent to the controller."""
+    found = set(_ALWAYS)
+    if policy.ports is not None or policy.labels is not None:
+        found |= {"path_way", "tcp_flow"}
+    for rule in policy.rules:
+        for leaf in leaves(rule.when):
+            found |= _BY_CONDITION.get(leaf.signal, set())
+        if rule.then.shift is not None and rule.then.shift.by != "share":
+            found |= {"link"}
+        if rule.then.kind in FLOW_KINDS:
+            found |= {"tcp_flow", "link"}
+    return frozenset(found)

@@ -59,13 +59,7 @@ class RecordedBonds:
 
 
 class Besides:
-    """What a dry run would have told.
-
-    Parameters
-    ----------
-    engine : Engine
-        Has the evidence.
-    """
+    """What a dry run would have told."""
 
     def __init__(self, policy: Policy, engine: Engine) -> None:
         managed = policy.manage.destinations

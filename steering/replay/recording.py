@@ -13,8 +13,7 @@ import msgspec
 
 from pytools.recording.reader import Read
 from pytools.signals import AnySignal, decode
-from steering.policy.model import Policy
-from steering.policy.needs import signals_of
+from steering.policy.model import Policy, signals_of
 
 _LATEST_NS: Final = 1 << 62  # times beyond are none; sums of two still fit 64 bits
 

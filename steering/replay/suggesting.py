@@ -16,12 +16,11 @@ from pytools.errors import SwerveError
 from pytools.figures import RULED
 from pytools.signals import AnySignal, Path
 from pytools.units import UNITS, duration_text
-from pytools.yaml_reader import Location
+from pytools.yaml_reader import Location, Reader
 from steering.deciding.health import PathHealth
 from steering.deciding.thresholds import ENOUGH, NOTEWORTHY, SPACING_NS
 from steering.deciding.usual import teaches
 from steering.policy.conditions import WithThreshold, figures_of, leaves, subject, with_threshold
-from steering.policy.edit import replaced, thresholds
 from steering.policy.file import parse
 from steering.policy.levels import DELAY, Figure, FigureKind, Usual, written
 from steering.policy.model import Policy
@@ -40,6 +39,7 @@ rules:
     then: {shift: {share: 0}}
     return: {dwell: 30s, steps: [0.1, 0.5, 1.0], step: 3s}
 """
+_TREES: Final = ("all", "any", "not")
 _CLASSES: Final = 32  # of an octave
 _ZERO: Final = -(1 << 14)  # the class of 0
 _FACTOR: Final = 3.0  # of what is usual
@@ -247,3 +247,32 @@ def comments(
         )
     lines.append("No traffic moved in these replays: what comes after a first act is less sure.")
     return lines
+
+
+# ---- other values in the text of a policy; comments, order and style stay ----
+
+
+def thresholds(text: str) -> dict[str, list[Location]]:
+    """Where the leaves of each rule are, by its name, in the order of the tree (`leaves`)."""
+    found: dict[str, list[Location]] = {}
+    raw = Reader().read(text)
+    for i, rule in enumerate(raw["rules"]):
+        found[rule["name"]] = _leaves(rule["when"], ("rules", i, "when")) if "when" in rule else []
+    return found
+
+
+def _leaves(node: object, at: Location) -> list[Location]:
+    if isinstance(node, list):
+        return [each for i, part in enumerate(node) for each in _leaves(part, (*at, i))]
+    if isinstance(node, dict) and "signal" not in node:
+        return [each for key in _TREES if key in node for each in _leaves(node[key], (*at, key))]
+    return [at]
+
+
+def replaced(text: str, values: Mapping[Location, str]) -> str:
+    """The text with these scalars in the places of those that are there, each in quotes."""
+    reader = Reader()
+    reader.read(text)
+    for (begin, end), value in sorted(((reader.spans[at], value) for at, value in values.items()), reverse=True):
+        text = f'{text[:begin]}"{value}"{text[end:]}'
+    return text

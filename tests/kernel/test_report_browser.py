@@ -19,9 +19,9 @@ from support import require, wait_until
 
 from pytools.signals import Path as Way
 from pytools.views.report import reading
+from pytools.views.report.aggregate import Told
 from pytools.views.report.gather import Gathering
 from pytools.views.report.reading import Asked
-from pytools.views.report.records import Told
 
 pytestmark = pytest.mark.deadline(300)
 

@@ -16,7 +16,7 @@ from steering.deciding.rule_eval import Reading
 from steering.plan import Group, Hold, HoldLimits, Member, weights_of
 from steering.policy.explanation import explain
 from steering.policy.file import parse
-from steering.policy.needs import signals_of
+from steering.policy.model import signals_of
 
 HEAD = "version: 1\nmanage: {destinations: [10.9.0.0/16, 'fd00:9::/64']}\nrules:\n"
 PLAIN = HEAD + "  - {name: short-queues, then: {hold: {}}}\n"

@@ -17,7 +17,7 @@ from steering.commands.policy import policy as command
 from steering.policy import file as policy_file
 from steering.policy.explanation import explain
 from steering.policy.file import InvalidPolicyError, parse
-from steering.policy.needs import signals_of
+from steering.policy.model import signals_of
 from steering.policy.schema import json_schema
 from steering.policy.scope import Scope
 

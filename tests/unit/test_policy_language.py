@@ -20,7 +20,7 @@ from steering.policy.conditions import All, AnyOf, CeShare, LinkState, Loss, Not
 from steering.policy.conditions_text import condition_text
 from steering.policy.explanation import explain
 from steering.policy.file import InvalidPolicyError, parse
-from steering.policy.needs import signals_of
+from steering.policy.model import signals_of
 from steering.policy.schema import json_schema
 from steering.policy.scope import Scope
 

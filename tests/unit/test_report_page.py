@@ -23,11 +23,10 @@ from pytools.figures import FOLLOWED
 from pytools.signals import AnySignal, Delay, Path
 from pytools.units import duration
 from pytools.views.report import matrix
-from pytools.views.report.aggregate import Held
+from pytools.views.report.aggregate import Held, Report, Told
 from pytools.views.report.gather import ACTS, PATHS, Gathering
 from pytools.views.report.markup import Markup, element, text
 from pytools.views.report.page import page
-from pytools.views.report.records import Report, Told
 
 SECOND = 1_000_000_000
 HOSTILE = "<script>alert(1)</script>\"'&\x00\u202e</td></svg></title>"

@@ -23,9 +23,9 @@ from pytools import cli, directories
 from pytools.errors import SwerveError, UsageError
 from pytools.signals import AnySignal, encode
 from pytools.views.report import reading
+from pytools.views.report.aggregate import Report
 from pytools.views.report.gather import TYPES
 from pytools.views.report.reading import Asked
-from pytools.views.report.records import Report
 
 SECOND = 1_000_000_000
 SHORT = World(seconds=20)

@@ -18,10 +18,10 @@ from steering.acting.memory import UsualFile
 from steering.cli import root
 from steering.deciding.thresholds import Learnt
 from steering.deciding.usual import Entry, Key, Usuals
-from steering.policy.edit import replaced, thresholds
 from steering.policy.file import parse
 from steering.replay import suggesting
 from steering.replay.player import Player
+from steering.replay.suggesting import replaced, thresholds
 
 START = time.monotonic_ns() // SECOND * SECOND
 POLICY = """\

@@ -1,6 +1,7 @@
-"""What was heard of one path, group, clock, queue pair, job or host; call `close` before reading. No I/O.
+"""What a report says: what was heard of each path, group, clock, queue pair, job and host, and of all. No I/O.
 
-Times are CLOCK_REALTIME nanoseconds of the host that published, everything else is in the units of its name.
+Call `close` of a history before reading it. Times are CLOCK_REALTIME nanoseconds of the host that published, everything
+else is in the units of its name.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, field
 from functools import cached_property
 from operator import add, sub
 from typing import Final
@@ -17,6 +18,7 @@ import msgspec
 
 from pytools.figures import FOLLOWED, ONE_WAY, QUEUEING, Figure, supports_one_way
 from pytools.signals import (
+    Act,
     Clock,
     HoldState,
     Job,
@@ -286,3 +288,54 @@ class HostHistory:
             return None
         grown = {name: count - before.get(name, 0) for name, count in self._drops.items()}
         return {name: count for name, count in grown.items() if count > 0}
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What was read, and what was not."""
+
+    source: str = ""  # in words
+    records: int = 0  # that the report is made of
+    broken: int = 0  # lines that are no signals
+    cut: int = 0  # segments that end in the middle
+    dropped: int = 0  # signals missed while listening
+    late: int = 0  # counts and states that came after newer ones: told twice, or a clock that was set back
+    crowded: Mapping[str, int] = field(default_factory=dict)  # what there was no room for -> how many signals of it
+
+
+@dataclass(frozen=True, slots=True)
+class NumberedAct:
+    """One act, and the number by which charts refer to it."""
+
+    number: int
+    act: Act
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A link event, or an alert that began or is over."""
+
+    unix_ns: int
+    host: str
+    where: str
+    what: str
+    detail: str
+    under: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All of it; times are CLOCK_REALTIME nanoseconds of the host that published."""
+
+    since_ns: int = 0
+    until_ns: int = 0
+    told: Told = Told()
+    hosts: tuple[HostHistory, ...] = ()
+    paths: tuple[PathHistory, ...] = ()  # the worst first
+    groups: tuple[GroupHistory, ...] = ()
+    acts: tuple[NumberedAct, ...] = ()
+    events: tuple[Event, ...] = ()
+    clocks: tuple[ClockHistory, ...] = ()
+    queue_pairs: tuple[QueuePairHistory, ...] = ()
+    jobs: tuple[JobHistory, ...] = ()
+    forgotten: Mapping[str, int] = field(default_factory=dict)  # of acts and events, older ones without room

@@ -9,10 +9,9 @@ from typing import Final
 
 from pytools.units import duration
 from pytools.views.report import chart, format, scales, tables
-from pytools.views.report.aggregate import ClockHistory
+from pytools.views.report.aggregate import ClockHistory, Report
 from pytools.views.report.chart import HEIGHT, STYLES, Curve
 from pytools.views.report.markup import Markup, element
-from pytools.views.report.records import Report
 from pytools.views.report.scales import Span
 from pytools.views.tables import offset, ppm
 

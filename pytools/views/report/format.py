@@ -7,7 +7,7 @@ from typing import Final
 
 from pytools.signals import Act, Path
 from pytools.units import duration
-from pytools.views.report.records import NumberedAct
+from pytools.views.report.aggregate import NumberedAct
 from pytools.views.report.scales import Span
 from pytools.views.report.series import Measured
 

@@ -34,13 +34,16 @@ from pytools.signals import (
 from pytools.views.model import match
 from pytools.views.report.aggregate import (
     ClockHistory,
+    Event,
     GroupHistory,
     HostHistory,
     JobHistory,
+    NumberedAct,
     PathHistory,
     QueuePairHistory,
+    Report,
+    Told,
 )
-from pytools.views.report.records import Event, NumberedAct, Report, Told
 
 _Remembered = TypeVar("_Remembered")
 _ROUTES: Final = re.compile(r"overlay:[^:]*:(?P<prefix>.+)")

@@ -15,9 +15,8 @@ from pytools.figures import FOLLOWED
 from pytools.signals import Path
 from pytools.units import UNKNOWN
 from pytools.views.report import format
-from pytools.views.report.aggregate import Direction, PathHistory
+from pytools.views.report.aggregate import Direction, PathHistory, Report
 from pytools.views.report.markup import Markup, element
-from pytools.views.report.records import Report
 from pytools.views.report.tables import paragraphs, section
 
 STEPS: Final = 7

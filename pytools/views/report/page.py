@@ -16,8 +16,8 @@ from typing import Final
 
 from pytools.units import duration
 from pytools.views.report import acts, clocks, format, matrix, paths, scales, tables, transport
+from pytools.views.report.aggregate import Report
 from pytools.views.report.markup import Markup, element, joined, text
-from pytools.views.report.records import Report
 from pytools.views.report.scales import Span
 
 _SECTIONS: Final = {

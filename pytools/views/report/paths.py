@@ -9,10 +9,9 @@ from pytools.figures import FOLLOWED, Measure
 from pytools.signals import Path
 from pytools.units import duration, size
 from pytools.views.report import chart, format, scales, tables
-from pytools.views.report.aggregate import PathHistory
+from pytools.views.report.aggregate import PathHistory, Report
 from pytools.views.report.chart import HEIGHT, Curve, Mark
 from pytools.views.report.markup import Markup, element
-from pytools.views.report.records import Report
 from pytools.views.report.scales import Span
 
 DRAWN: Final = 48  # paths with charts, the worst first

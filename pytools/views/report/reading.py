@@ -26,8 +26,8 @@ from pytools.signals import UNREADABLE
 from pytools.views import history_query
 from pytools.views.history_query import Wanted
 from pytools.views.report import page
+from pytools.views.report.aggregate import Report, Told
 from pytools.views.report.gather import TYPES, Gathering
-from pytools.views.report.records import Report, Told
 from pytools.views.times import check_order, parse
 
 LATELY_NS: Final = 600_000_000_000  # what is shown of the flight recorder unless more is asked for

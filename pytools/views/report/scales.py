@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
+from pytools.units import SECOND
+
 WIDTH: Final = 880.0
-_SECOND: Final = 1_000_000_000
 STEPS_S: Final = (  # between ticks; page.js has the same row
     *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800),
     *(3600, 7200, 10800, 21600, 43200, 86400, 172800, 604800, 2592000, 31536000),
@@ -46,12 +47,12 @@ class Span:
     def clock(self, unix_ns: int, digits: int = 0) -> str:
         """A time within it in UTC."""
         words = moment(unix_ns).strftime("%m-%d %H:%M:%S" if self.dated else "%H:%M:%S")
-        return words + (f".{unix_ns % _SECOND:09d}"[: digits + 1] if digits else "")
+        return words + (f".{unix_ns % SECOND:09d}"[: digits + 1] if digits else "")
 
     def ticks(self) -> list[int]:
         """Round times to write below the chart."""
-        step_s = next((step for step in STEPS_S if self.length_ns / _TICKS <= step * _SECOND), STEPS_S[-1])
-        step_ns = round(step_s * _SECOND)
+        step_s = next((step for step in STEPS_S if self.length_ns / _TICKS <= step * SECOND), STEPS_S[-1])
+        step_ns = round(step_s * SECOND)
         first = -(-self.since_ns // step_ns) * step_ns
         return [at for number in range(2 * _TICKS + 1) if (at := first + number * step_ns) <= self.until_ns]
 
@@ -101,7 +102,7 @@ def _round_step(least: float) -> float:
 
 def moment(unix_ns: int) -> datetime:
     """A time as a date in UTC, to the second."""
-    return datetime.fromtimestamp(unix_ns // _SECOND, UTC)
+    return datetime.fromtimestamp(unix_ns // SECOND, UTC)
 
 
 def slots(span: Span, count: int) -> list[tuple[int, int]]:
