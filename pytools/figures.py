@@ -24,53 +24,30 @@ def supports_one_way(state: ClockState) -> bool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Measure:
-    """What is measured: its figures have a unit, an error, a metric and a signal of the policy in common.
+    """What is measured: its figures have a unit, an error, a metric and a signal of the policy in common."""
 
-    Attributes
-    ----------
-    name : str
-        As metrics, `--sort` and, where it `holds`, policies call it.
-    of_direction : bool
-        Whether each direction of a path has it, else the path.
-    words, heading : str
-        As sentences, and as columns call it.
-    parts : mapping
-        Field of the record by part: a quantile, or nothing. A share is a count of its field, of that and those of
-        `rest`.
-    spare : mapping
-        Parts whose column may be left out of a table, the highest number first.
-    compared : bool
-        Whether it is a fact only where the clocks of both ends are compared.
-    error, hard_error : str
-        Fields of its error: under the stated allowance for asymmetric paths, and with none; empty: it has none.
-    help, error_help : str
-        What its metric is, and what the error is of.
-    metric : str
-        In place of `name` in the metric's.
-    rule, holds, clears : str
-        Of policies: what a condition about it is, when it holds, and when it is clear; empty: there is none.
-    least : float
-        The lowest threshold that is suggested, of shares.
-    """
-
-    name: str
-    of_direction: bool
-    words: str
+    name: str  # as metrics, `--sort` and, where it `holds`, policies call it
+    of_direction: bool  # whether each direction of a path has it, else the path
+    words: str  # as sentences, and as columns call it
     heading: str
     unit: Unit
+    # field of the record by part: a quantile, or nothing. A share is a count of its field, of that and those of
+    # `rest`
     parts: dict[str, str]
-    help: str
-    spare: dict[str, int]
+    help: str  # what its metric is
+    spare: dict[str, int]  # parts whose column may be left out of a table, the highest number first
     rest: str = ""
-    compared: bool = False
+    compared: bool = False  # whether it is a fact only where the clocks of both ends are compared
+    # fields of its error: under the stated allowance for asymmetric paths, and with none; empty: it has none
     error: str = ""
     hard_error: str = ""
-    error_help: str = ""
-    metric: str = ""
+    error_help: str = ""  # what the error is of
+    metric: str = ""  # in place of `name` in the metric's
+    # of policies: what a condition about it is, when it holds, and when it is clear; empty: there is none
     rule: str = ""
     holds: str = ""
     clears: str = ""
-    least: float = 0.0
+    least: float = 0.0  # the lowest threshold that is suggested, of shares
 
     @property
     def family(self) -> str:

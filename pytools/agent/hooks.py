@@ -55,18 +55,13 @@ def link_observers(loaded: Loaded) -> tuple[_Hook, ...]:
 
 
 class Hooks(Source):
-    """Keeps our programs attached to the interfaces that carry paths, as these come and go.
-
-    Attributes
-    ----------
-    called : frozenset of str
-        Programs that are called by those that are attached: the kernel counts no runs of theirs.
-    """
+    """Keeps our programs attached to the interfaces that carry paths, as these come and go."""
 
     def __init__(self, loaded: Loaded, interfaces: Callable[[], Iterable[str]]) -> None:
         self._programs, self._interfaces = loaded.programs, interfaces
         self._hooks = link_observers(loaded)
         whole = [parts for (name, _), parts in zip(_TOGETHER, _PARTS, strict=True) if name in loaded.programs]
+        # programs that are called by those that are attached: the kernel counts no runs of theirs
         self.called: Final = frozenset(name for parts in whole for name, _ in parts)
         self._attached: dict[tuple[str, str], attach.Attachment] = {}
         self.failed: dict[str, str] = {}

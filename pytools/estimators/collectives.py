@@ -118,32 +118,19 @@ def _place(made: NDArray[Any], serials: NDArray[np.uint64], communicators: NDArr
 
 @dataclass(frozen=True)
 class Summary:
-    """One rank of one communicator in a window.
+    """One rank of one communicator in a window."""
 
-    Attributes
-    ----------
-    user, hash, rank, ranks : int
-        Whose communicator, which, and which rank of how many (-1: NCCL does not say).
-    operations, bytes : int
-        How many, and count times size of all.
-    duration_p50_ns, duration_p99_ns : float
-        Of their kernels.
-    enqueue_to_start_ns : float
-        From the application's call to the kernel's start, median; NaN where NCCL does not report calls.
-    bound_ns : float
-        How far that may be off: what is not known of the GPU's clock.
-    """
-
-    user: int
+    user: int  # whose communicator, which, and which rank of how many (-1: NCCL does not say)
     hash: int
     rank: int
     ranks: int
-    operations: int
+    operations: int  # how many, and count times size of all
     bytes: int
-    duration_p50_ns: float
+    duration_p50_ns: float  # of their kernels
     duration_p99_ns: float
+    # from the application's call to the kernel's start, median; NaN where NCCL does not report calls
     enqueue_to_start_ns: float
-    bound_ns: float
+    bound_ns: float  # how far that may be off: what is not known of the GPU's clock
 
 
 def summarise(operations: NDArray[Any]) -> list[Summary]:

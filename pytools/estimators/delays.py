@@ -38,25 +38,13 @@ def stamp_bound(foreign: NDArray[np.bool_]) -> Times:
 
 @dataclass(frozen=True)
 class Clocks:
-    """How the two clocks of each path stand, one element per path.
+    """How the two clocks of each path stand, one element per path."""
 
-    Attributes
-    ----------
-    absolute : ndarray of bool
-        Whether a one-way delay is a fact.
-    bound_ns, hard_bound_ns : ndarray of int64
-        What the peer's clock against ours is known to; 0 where both ends read one clock.
-    free : ndarray of bool
-        Whether nothing is known of how the two drift.
-    jitter_ns : ndarray of int64
-        By how much corrections made at different times may differ.
-    """
-
-    absolute: NDArray[np.bool_]
-    bound_ns: Times
+    absolute: NDArray[np.bool_]  # whether a one-way delay is a fact
+    bound_ns: Times  # what the peer's clock against ours is known to; 0 where both ends read one clock
     hard_bound_ns: Times
-    free: NDArray[np.bool_]
-    jitter_ns: Times
+    free: NDArray[np.bool_]  # whether nothing is known of how the two drift
+    jitter_ns: Times  # by how much corrections made at different times may differ
 
 
 def corrected(values_ns: Times, offsets_ns: Times, drifts_ppb: NDArray[np.float64]) -> Times:
@@ -94,28 +82,14 @@ def queueing_bound(stamps_ns: Times, base_age_ns: Times, clocks: Clocks) -> Time
 
 @dataclass(frozen=True)
 class Figures:
-    """Both directions of several paths over one window; MISSING where there is nothing.
+    """Both directions of several paths over one window; MISSING where there is nothing."""
 
-    Attributes
-    ----------
-    samples : ndarray of int64, shape (2, paths)
-        Forward and reverse.
-    delays : ndarray of int64, shape (4, 2, paths)
-        Smallest, p50, p99 and last.
-    base : Base
-        What the queueing delays are measured against.
-    round_trip_min : ndarray of int64, shape (paths,)
-    jitter : ndarray of int64, shape (2, paths)
-    jitter_drift : ndarray of int64, shape (2, paths)
-        How far free clocks may have drifted between two samples of it, weighted as they are.
-    """
-
-    samples: NDArray[np.int64]
-    delays: Times
-    base: Base
+    samples: NDArray[np.int64]  # forward and reverse: (2, paths)
+    delays: Times  # smallest, p50, p99 and last: (4, 2, paths)
+    base: Base  # what the queueing delays are measured against
     round_trip_min: Times
     jitter: Times
-    jitter_drift: Times
+    jitter_drift: Times  # how far free clocks may have drifted between two samples of it, weighted as they are
 
 
 def summarise(samples: Samples, base: BaseDelays, rows: Rows, begin_ns: int, now_ns: int, at_most: int) -> Figures:

@@ -23,24 +23,12 @@ _SAME: Final = 0.9  # of the collectives are as one step earlier
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Steps of one rank.
+    """Steps of one rank."""
 
-    Attributes
-    ----------
-    count : int
-        How many were seen whole.
-    operations : int
-        Collectives in each.
-    duration_ns : float
-        Median.
-    bound_ns : float or None
-        Half the width of its interval; None with too few steps.
-    """
-
-    count: int
-    operations: int
-    duration_ns: float
-    bound_ns: float | None
+    count: int  # how many were seen whole
+    operations: int  # collectives in each
+    duration_ns: float  # median
+    bound_ns: float | None  # half the width of its interval; None with too few steps
 
 
 def period(kinds: Sequence[Any] | NDArray[Any]) -> int | None:

@@ -26,29 +26,17 @@ _SIGMAS: Final = 1.5
 
 
 class Overtaken(NamedTuple):
-    """Probes that a later one by another path has overtaken and no later one of their own session has passed.
+    """Probes that a later one by another path has overtaken and no later one of their own session has passed."""
 
-    Attributes
-    ----------
-    paths, sent_ns, leads_ns : ndarray of int, shape (n,)
-        Of each probe: its path, when it was sent, and how much later one was that is answered.
-    there_ns : ndarray of int64, shape (n,)
-        How much later one was that came to the peer first; MISSING where the peer does not say.
-    late : ndarray of bool, by path
-        Whether one has come to the peer `LATE_NS` after a later one by another path: it was not lost.
-    runs : ndarray of int64, by path
-        How many probes are unanswered since the latest answer.
-    losses : ndarray of float, by path
-        How large the share of lost probes may be, by those that were passed, of this path lately, and of the other
-        paths to the same peer since this one has not answered.
-    """
-
-    paths: Rows
+    paths: Rows  # of each probe: its path, when it was sent, and how much later one was that is answered
     sent_ns: Times
     leads_ns: Times
-    there_ns: Times
+    there_ns: Times  # how much later one was that came to the peer first; MISSING where the peer does not say
+    # by path: whether one has come to the peer `LATE_NS` after a later one by another path: it was not lost
     late: NDArray[np.bool_]
-    runs: NDArray[np.int64]
+    runs: NDArray[np.int64]  # by path: how many probes are unanswered since the latest answer
+    # by path: how large the share of lost probes may be, by those that were passed, of this path lately, and of the
+    # other paths to the same peer since this one has not answered
     losses: NDArray[np.float64]
 
 

@@ -36,27 +36,15 @@ class Shot:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What is known of one path, and how far a search has come.
+    """What is known of one path, and how far a search has come."""
 
-    Attributes
-    ----------
-    full, smallest : int
-        What the path should take, and what every round sends as well, last, to see that the path is alive.
-    works, fails : int or None
-        The largest size that came back, and the smallest that does not.
-    narrow : str
-        Which way does not take `fails`.
-    told : int or None
-        What somebody on the way says the path takes: looked at first, never believed.
-    """
-
-    full: int
+    full: int  # what the path should take, and what every round sends as well, last, to see that the path is alive
     smallest: int
     verdict: Verdict = "unknown"
-    works: int | None = None
+    works: int | None = None  # the largest size that came back, and the smallest that does not
     fails: int | None = None
-    narrow: Direction = "unknown"
-    told: int | None = None
+    narrow: Direction = "unknown"  # which way does not take `fails`
+    told: int | None = None  # what somebody on the way says the path takes: looked at first, never believed
     phase: Literal["watch", "search", "confirm"] = "watch"
     low: int = 0  # of a search: came back
     high: int = 0  # of a search: did not

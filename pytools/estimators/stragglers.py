@@ -30,31 +30,15 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Straggler:
-    """The rank that is waited for most.
+    """The rank that is waited for most."""
 
-    Attributes
-    ----------
-    rank : int
-        Which.
-    late_ns : float
-        How late it comes to a collective: median of the batches' means.
-    low_ns, high_ns : float
-        Bounds of that.
-    share : float
-        Of the collectives: in how many it is late by as much as matters.
-    collectives : int
-        From how many this is.
-    also : tuple of int
-        Other ranks that are late beyond doubt.
-    """
-
-    rank: int
-    late_ns: float
-    low_ns: float
+    rank: int  # which
+    late_ns: float  # how late it comes to a collective: median of the batches' means
+    low_ns: float  # bounds of that
     high_ns: float
-    share: float
-    collectives: int
-    also: tuple[int, ...] = ()
+    share: float  # of the collectives: in how many it is late by as much as matters
+    collectives: int  # from how many this is
+    also: tuple[int, ...] = ()  # other ranks that are late beyond doubt
 
 
 def straggler(ranks: NDArray[np.int32], durations_ns: Floats) -> Straggler | None:

@@ -65,15 +65,6 @@ class HostBus:
         If there is no key, or our own name is a peer's.
     SwerveError
         If the key is not ours alone, or the port cannot be had.
-
-    Attributes
-    ----------
-    probe_key : bytes
-        What probes are signed with.
-    connects_to : tuple of str
-        Addresses of the peers to which this host connects; the others connect to it.
-    sealer : Sealer
-        What seals messages, and refuses those that are forged or old.
     """
 
     def __init__(self, host: str, peers: Sequence[config.Peer], settings: config.HostBus) -> None:
@@ -83,12 +74,14 @@ class HostBus:
                 f"host {host}: a peer has the same name", f"give each host its own ({directories.page('config.md')})"
             )
         secret = read_key(Path(settings.key_file))
-        self.probe_key = derived(secret, "probes")[:_PROBE_KEY_BYTES]
+        self.probe_key = derived(secret, "probes")[:_PROBE_KEY_BYTES]  # what probes are signed with
         self._host, self._names, self._port = host, tuple(names), settings.port
         self._addresses = tuple(peer.address for peer in peers)
         # One connection a pair: the name that sorts first connects, to the first address. zenoh would try any other
         # way again and again, only to find that there is a connection.
+        # addresses of the peers to which this host connects; the others connect to it
         self.connects_to = tuple({peer.name: peer.address for peer in reversed(peers) if peer.name > host}.values())
+        # what seals messages, and refuses those that are forged or old
         self.sealer = Sealer(host, names, derived(secret, "messages"))
         self._password = derived(secret, "connections").hex()
         self._queues: dict[str, list[tuple[str, bytes]]] = {}

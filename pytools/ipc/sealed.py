@@ -126,22 +126,12 @@ class _Peer:
 
 @dataclass
 class Sealer:
-    """One host's end: signs what goes out, judges what comes in.
-
-    Parameters
-    ----------
-    peers : iterable of str
-        The names of those who are believed.
-    key : bytes
-        Shared by all.
-    random : callable
-        Gives so many random bytes.
-    """
+    """One host's end: signs what goes out, judges what comes in."""
 
     host: str
-    peers: Iterable[str]
-    key: bytes
-    random: Callable[[int], bytes] = os.urandom
+    peers: Iterable[str]  # the names of those who are believed
+    key: bytes  # shared by all
+    random: Callable[[int], bytes] = os.urandom  # gives so many random bytes
     refused: Counter[str] = field(default_factory=Counter)  # by cause
 
     def __post_init__(self) -> None:

@@ -67,27 +67,13 @@ class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class VirtualClock(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One clock: CLOCK_MONOTONIC plus an offset, a drift, a wander and steps.
+    """One clock: CLOCK_MONOTONIC plus an offset, a drift, a wander and steps."""
 
-    Parameters
-    ----------
-    offset_ns : int
-        How far it is ahead at `origin_ns`, within ±1 s.
-    drift_ppb : float
-        By how much it runs fast, in nanoseconds per second, within ±50,000.
-    wander : Wander
-        What comes and goes on top of the drift.
-    origin_ns : int
-        Drift and wander begin then; 73 minutes later they end, and the clock keeps what it has gained.
-    steps : sequence of Step
-        In the order of time, at least a second apart.
-    """
-
-    offset_ns: int = 0
-    drift_ppb: float = 0.0
-    wander: Wander = Wander(amplitude_ppb=0.0, walk_ppb=0.0)
-    origin_ns: int = 0
-    steps: tuple[Step, ...] = ()
+    offset_ns: int = 0  # how far it is ahead at `origin_ns`, within ±1 s
+    drift_ppb: float = 0.0  # by how much it runs fast, in nanoseconds per second, within ±50,000
+    wander: Wander = Wander(amplitude_ppb=0.0, walk_ppb=0.0)  # what comes and goes on top of the drift
+    origin_ns: int = 0  # drift and wander begin then; 73 minutes later they end, and the clock keeps what it has gained
+    steps: tuple[Step, ...] = ()  # in the order of time, at least a second apart
 
     def __post_init__(self) -> None:
         _within("offset_ns", self.offset_ns, -MAX_OFFSET_NS, MAX_OFFSET_NS)

@@ -19,19 +19,11 @@ from pytools.lab.topology import Host, Rail, Spec, check_shape, host_of, parse_r
 
 
 class Lab:
-    """One lab, whether made by this process or found. As a context manager it is taken down at the end.
-
-    Attributes
-    ----------
-    spec : Spec
-        How it was made.
-    hosts, rails : tuple
-        Host 1 is `hosts[0]`, rail 1 is `rails[0]`.
-    """
+    """One lab, whether made by this process or found. As a context manager it is taken down at the end."""
 
     def __init__(self, spec: Spec) -> None:
-        self.spec = spec
-        self.hosts, self.rails = spec.topology
+        self.spec = spec  # how it was made
+        self.hosts, self.rails = spec.topology  # host 1 is `hosts[0]`, rail 1 is `rails[0]`
         self._started: list[subprocess.Popen[str]] = []
 
     @property

@@ -73,34 +73,17 @@ class Rail:
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """Everything that makes one lab.
+    """Everything that makes one lab."""
 
-    Parameters
-    ----------
-    name : str
-        Tells labs apart; part of every namespace's name.
-    hosts, rails : int
-        How many.
-    rate_bit_s : int or None
-        Rate of every rail port, towards its host; None leaves the ports unshaped.
-    queue_bytes : int
-        How much waits at a port before packets are lost, whatever the rate is.
-    ipv6 : bool
-        Whether the agents' configurations name the IPv6 service addresses as well. The fabric always has both.
-    inner : int
-        Ways inside each rail, each with ports of this rate and queue; 0 makes a rail one router.
-    over : str or None
-        What a rail's interfaces are, one of `KINDS`; None for the ends of plain cables.
-    """
-
-    name: str
-    hosts: int = 4
+    name: str  # tells labs apart; part of every namespace's name
+    hosts: int = 4  # how many
     rails: int = 2
-    rate_bit_s: int | None = 100_000_000
-    queue_bytes: int = DEFAULT_QUEUE_BYTES
+    rate_bit_s: int | None = 100_000_000  # rate of every rail port, towards its host; None leaves the ports unshaped
+    queue_bytes: int = DEFAULT_QUEUE_BYTES  # how much waits at a port before packets are lost, whatever the rate is
+    # whether the agents' configurations name the IPv6 service addresses as well. The fabric always has both
     ipv6: bool = False
-    inner: int = 0
-    over: str | None = None
+    inner: int = 0  # ways inside each rail, each with ports of this rate and queue; 0 makes a rail one router
+    over: str | None = None  # what a rail's interfaces are, one of `KINDS`; None for the ends of plain cables
     topology: tuple[tuple[Host, ...], tuple[Rail, ...]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

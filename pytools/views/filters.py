@@ -69,8 +69,7 @@ def _network(option: str, text: str) -> Network:
         network = ipaddress.ip_network(text.strip("[]"), strict=False)
     except ValueError:
         raise UsageError(
-            f"{option}: {text!r} is neither an address nor a prefix",
-            "write it like 10.9.0.0/16, 10.9.0.2 or fd00::/8",
+            f"{option}: {text!r} is neither an address nor a prefix", "write it like 10.9.0.0/16, 10.9.0.2 or fd00::/8"
         ) from None
     if isinstance(network, ipaddress.IPv6Network) and network.subnet_of(_MAPPED):
         return ipaddress.ip_network((int(network.network_address) & 0xFFFFFFFF, network.prefixlen - 96))

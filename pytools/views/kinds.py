@@ -97,11 +97,7 @@ class _Top(View):
 VIEWS: Final[Mapping[str, View]] = {
     "delay": View((PathDelay, PathLiveness), (PathDelay,)),
     "tcp": View(  # `self` and `tcp_host` say that the agent lives, and whether its hooks do
-        (TcpHost, TcpPath, TcpNamespace, TcpFlow),
-        (Self, TcpHost),
-        (),
-        first_s=_OWNERS_S,
-        owners_s=_ALL_OWNERS_S,
+        (TcpHost, TcpPath, TcpNamespace, TcpFlow), (Self, TcpHost), (), first_s=_OWNERS_S, owners_s=_ALL_OWNERS_S
     ),
     "flows": View((TcpFlow,), (Self, TcpHost), (), first_s=_OWNERS_S, owners_s=_ALL_OWNERS_S),
     "drops": View((PacketDrops,), (PacketDrops,), silence=empty_states.no_drops),

@@ -155,9 +155,7 @@ KEPT: Final[dict[type, Kept]] = {
     RdmaSuspects: Kept(_of_host),
     RdmaSight: Kept(_of_host),
     Job: Kept(
-        lambda row: (row.job, row.uid, *(rank.owner.pid for rank in row.ranks[:1])),
-        forgotten_ns=15 * SECOND,
-        most=1024,
+        lambda row: (row.job, row.uid, *(rank.owner.pid for rank in row.ranks[:1])), forgotten_ns=15 * SECOND, most=1024
     ),
     Gpu: Kept(lambda row: row.uuid, forgotten_ns=FORGOTTEN_NS, most=256),
     GpuClock: Kept(lambda row: row.uuid, forgotten_ns=FORGOTTEN_NS, most=256),

@@ -64,18 +64,11 @@ def kind_first(kind: type[Any], why: Callable[[Model], str]) -> Nothing:
 
 @dataclass(frozen=True)
 class Overview:
-    """What a view draws.
-
-    Attributes
-    ----------
-    nothing : callable
-        What is said where there is no row.
-    remarks, head : callable
-        Lines below the tables, of the rows shown, and above them.
-    """
+    """What a view draws."""
 
     parts: Sequence[Part]
-    nothing: Nothing
+    nothing: Nothing  # what is said where there is no row
+    # lines below the tables, of the rows shown, and above them
     remarks: Callable[[Model, Sequence[Any]], Iterable[RenderableType]] = lambda _model, _rows: ()
     head: Callable[[Sequence[AnySignal]], Iterable[RenderableType]] = lambda _signals: ()
 

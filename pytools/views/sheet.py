@@ -20,25 +20,13 @@ _CLOSE: Final = 2
 
 @dataclass
 class Sheet:
-    """Rows under headings, drawn as wide as there is room.
-
-    Parameters
-    ----------
-    columns : sequence of str
-        Headings; the first column is never left out, and folds when nothing else helps.
-    left : sequence of str
-        Columns aligned to the left; the first one always is.
-    spare : sequence of str
-        Columns that may be left out, the first of them first.
-    bare : bool
-        Without the words around it: title, what was left out, and the empty line behind.
-    """
+    """Rows under headings, drawn as wide as there is room."""
 
     title: str
-    columns: Sequence[str]
-    left: Sequence[str] = ()
-    spare: Sequence[str] = ()
-    bare: bool = False
+    columns: Sequence[str]  # headings; the first column is never left out, and folds when nothing else helps
+    left: Sequence[str] = ()  # columns aligned to the left; the first one always is
+    spare: Sequence[str] = ()  # columns that may be left out, the first of them first
+    bare: bool = False  # without the words around it: title, what was left out, and the empty line behind
     rows: list[tuple[tuple[Text, ...], str | None]] = field(default_factory=list)
 
     def add(self, *cells: str | Text, style: str | None = None) -> None:

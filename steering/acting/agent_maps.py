@@ -26,11 +26,6 @@ class AgentMaps:
         The socket where the agent lends its maps.
     output : Output
         Takes lines for the log.
-
-    Attributes
-    ----------
-    changes : int
-        How often they came or went.
     """
 
     def __init__(self, lender: Path, output: messages.Output) -> None:
@@ -38,7 +33,7 @@ class AgentMaps:
         self._selector: selectors.BaseSelector | None = None
         self._loan: Loan | None = None
         self._paths: AgentPaths | None = None
-        self._due_ns = self.changes = 0
+        self._due_ns = self.changes = 0  # changes: how often they came or went
 
     def register(self, selector: selectors.BaseSelector) -> None:
         self._selector = selector

@@ -52,12 +52,7 @@ class FlowActing(Closing):
         The stand-bys in it; None until it is loaded.
     """
 
-    def __init__(
-        self,
-        flows: FlowEngine,
-        engine: Engine,
-        output: messages.Output,
-    ) -> None:
+    def __init__(self, flows: FlowEngine, engine: Engine, output: messages.Output) -> None:
         self._flows, self._engine, self._output = flows, engine, output
         self._stack = contextlib.ExitStack()
         self.table: FlowTable | None = None

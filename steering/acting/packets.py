@@ -36,11 +36,6 @@ class PacketActing(Closing):
         The namespace.
     publish : callable
         Takes signals for the agent.
-
-    Attributes
-    ----------
-    flows : FlowActing
-        Has the kernel's part.
     """
 
     def __init__(
@@ -58,7 +53,7 @@ class PacketActing(Closing):
         self._maps = AgentMaps(directories.maps_socket(name), output)
         self._no_reroute = ""  # why the kernel's part is missing
         with contextlib.ExitStack() as stack:
-            self.flows = stack.enter_context(FlowActing(self._engine, engine, output))
+            self.flows = stack.enter_context(FlowActing(self._engine, engine, output))  # has the kernel's part
             self._ports = stack.enter_context(PortActing(policy, apply, output))
             self._labels = stack.enter_context(LabelActing(policy, apply, self.flows, output))
             stack.enter_context(contextlib.closing(self._maps))

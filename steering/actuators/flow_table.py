@@ -61,19 +61,6 @@ class FlowTable(Closing):
     force_clsact : bool
         Do not try TCX; for tests of the fallback.
 
-    Attributes
-    ----------
-    settings, sets, rows, targets, standbys, holds : ndarray
-        The maps of these names (swerve.h) in this process's memory, as the kernel reads them at each packet.
-    prefixes, hold_prefixes : Map
-        Stand-bys and holds by destination.
-    path_record, settings_record : dtype
-        An entry of the agent's maps that `lent` are to hold.
-    lent : list of Map
-        Where the agent's maps are put in, in the order of `LENT`.
-    program_fd : int
-        The program.
-
     Raises
     ------
     CapabilityError
@@ -90,18 +77,23 @@ class FlowTable(Closing):
             if _FUNCTION not in loaded.programs:
                 why = "; ".join(f"{name}: {each}" for name, each in loaded.failed.items())
                 raise CapabilityError(f"flows cannot be steered: {why}", "`swerve doctor` says what is missing")
-            self.program_fd = loaded.programs[_FUNCTION]
+            self.program_fd = loaded.programs[_FUNCTION]  # the program
             if force_clsact or not syscall.has_tcx(self.program_fd):
                 clean(STEERING)  # what a killed predecessor left
             self._counters = loaded.map("steer_counters")
+            # the maps of these names (swerve.h) in this process's memory, as the kernel reads them at
+            # each packet
             self.settings, self.sets, self.rows, self.targets, self.standbys, self.holds = (
                 self._closing.enter_context(loaded.mapped(f"steer_{name}")).records
                 for name in ("settings", "sets", "rows", "targets", "standbys", "holds")
             )
+            # stand-bys and holds by destination
             self.prefixes, self.hold_prefixes = (loaded.map(f"steer_{name}") for name in ("prefixes", "hold_prefixes"))
+            # an entry of the agent's maps that `lent` are to hold
             self.path_record, self.settings_record = (
                 loaded.map(name).value for name in ("probe_paths", "probe_settings")
             )
+            # where the agent's maps are put in, in the order of `LENT`
             self.lent = [loaded.map(f"lent_{name}") for name in LENT]
         except BaseException:
             self._closing.close()

@@ -66,17 +66,6 @@ class Overlay(Closing):
     memory : OverlayMemory | None
         What a controller before us has in force goes on; None: nothing of ours is left.
 
-    Attributes
-    ----------
-    due_ns : int
-        When to call `refresh` next.
-    complaints : frozenset of str
-        What could not be done, as the log was told; empty when all is well.
-    rto_min : Chosen
-        The minimum RTO that our routes have.
-    held : bool
-        Whether they stay in force without weights of ours, for that.
-
     Raises
     ------
     RefusedError
@@ -89,9 +78,9 @@ class Overlay(Closing):
         self._alternatives = tuple((each.via, each.dev) for each in manage.alternatives)
         self._numbers = Numbers(manage.table)
         self._numbers.table((4, MAIN_TABLE, None))  # has the first one
-        self.rto_min = rto_min.chosen(manage)
+        self.rto_min = rto_min.chosen(manage)  # the minimum RTO that our routes have
         self._mirror = Mirror(netlink, self._numbers, self.rto_min.milliseconds)
-        self.held = False
+        self.held = False  # whether they stay in force without weights of ours, for that
         self._objects: Objects | None = None
         self._views: dict[ViewKey, View] = {}
         self._shut: list[View] = []  # views that cannot be steered, as others use the table that would be ours
@@ -100,7 +89,8 @@ class Overlay(Closing):
         self._rules = Switch(netlink, self._numbers, manage.priority)
         self._users = TableUsers(netlink, self._numbers)
         self._routes_changed = True
-        self.due_ns = self._free_ns = 0
+        self.due_ns = self._free_ns = 0  # due_ns: when to call `refresh` next
+        # what could not be done, as the log was told; empty when all is well
         self.complaints: frozenset[str] = frozenset()
         if apply and memory is None:
             sweep(netlink)

@@ -45,17 +45,13 @@ class ControlServer:
         Where to listen; made with mode 0600.
     answer : callable
         Does what is asked, and says what became of it. A SwerveError or an OSError of it becomes the reply.
-
-    Attributes
-    ----------
-    counts : dict of str to int
-        What was answered, refused, malformed, and put out unheard.
     """
 
     def __init__(self, path: Path, answer: Callable[[AnyRequest, Peer], Reply]) -> None:
         self._path, self._answer = path, answer
         self._selector: selectors.BaseSelector | None = None
         self._clients: dict[socket.socket, Peer] = {}  # oldest first
+        # what was answered, refused, malformed, and put out unheard
         self.counts = dict.fromkeys(("answered", "malformed", "strangers", "put_out"), 0)
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
         try:

@@ -106,8 +106,7 @@ def _decide_measured(
     """The weights of a group of which every path is measured."""
     before = {
         member.nexthop_id: min(
-            (health.share(vote.health) for vote in votes if vote.member == member.nexthop_id),
-            default=1.0,
+            (health.share(vote.health) for vote in votes if vote.member == member.nexthop_id), default=1.0
         )
         for member in group.members
     }

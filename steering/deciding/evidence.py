@@ -107,15 +107,11 @@ class _Newest(Generic[_S]):
 
 
 class Evidence:
-    """The newest fact of every subject.
-
-    Attributes
-    ----------
-    refused : int
-        Signals that were not taken: from the future, too old, about another host's path, of too many subjects.
-    """
+    """The newest fact of every subject."""
 
     def __init__(self) -> None:
+        # signals that were not taken: from the future, too old, about another host's path, of too many
+        # subjects
         self.refused = 0
         self._places: dict[tuple[str, str], dict[Path, int]] = {}  # host and interface -> its paths, and when heard of
         self._swept_ns: int | None = None

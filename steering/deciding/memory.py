@@ -86,11 +86,7 @@ def recalled(policy: Policy, memory: PathMemory, in_kernel: float, now: int) -> 
     number = numbers.get(memory.rule, fallback(policy, memory.path))
     share = max(memory.share, in_kernel)
     known = replace(
-        health.unknown(now),
-        rule=number,
-        strikes=memory.strikes,
-        forgive_ns=memory.forgive_ns,
-        tried_ns=memory.tried_ns,
+        health.unknown(now), rule=number, strikes=memory.strikes, forgive_ns=memory.forgive_ns, tried_ns=memory.tried_ns
     )
     if number is None or memory.state not in ("drained", "returning") or share >= 1:
         return known

@@ -69,21 +69,14 @@ class Notices:
     ----------
     policy : Policy
         Its rules with `notify` count.
-
-    Attributes
-    ----------
-    open : dict
-        Those that are not over.
-    dropped : int
-        Those for which there was no room.
     """
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self._rules = {rule.name: (number, rule) for number, rule in enumerate(policy.rules) if rule.then.notify}
         self.needed = bool(self._rules)
-        self.open: dict[Key, Notice] = {}
-        self.dropped = 0
+        self.open: dict[Key, Notice] = {}  # those that are not over
+        self.dropped = 0  # those for which there was no room
         self._good_since: dict[Key, int] = {}
         self._heard_ns: dict[Key, int] = {}  # when a path was last measured, or its occurrence began with us
         self._states: set[str] = set()  # hooks of states that would have been called

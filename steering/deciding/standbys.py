@@ -21,10 +21,7 @@ from steering.policy.model import Policy, Rule
 
 
 def standbys(
-    policy: Policy,
-    paths: Mapping[Path, PathHealth],
-    groups: Iterable[Group],
-    overrides: Overrides = NONE,
+    policy: Policy, paths: Mapping[Path, PathHealth], groups: Iterable[Group], overrides: Overrides = NONE
 ) -> tuple[StandBy, ...]:
     """The stand-by of every path that may be left when it falls silent, sorted.
 

@@ -43,21 +43,13 @@ class Flow(Generic[Key]):
 
 
 class Search:
-    """The assignment while it is changed.
-
-    Attributes
-    ----------
-    start, now : list of int
-        Each flow's rail before and now.
-    demands : list of float
-        Of each flow.
-    """
+    """The assignment while it is changed."""
 
     def __init__(self, flows: Sequence[Flow[Any]], rails: Sequence[Rail]) -> None:
         number = {rail.name: index for index, rail in enumerate(rails)}
-        self.start = [number[flow.rail] for flow in flows]
+        self.start = [number[flow.rail] for flow in flows]  # each flow's rail before and now
         self.now = list(self.start)
-        self.demands = [flow.demand_bps for flow in flows]
+        self.demands = [flow.demand_bps for flow in flows]  # of each flow
         self._capacity = [rail.capacity_bps for rail in rails]
         self._high = [rail.capacity_bps + rail.error_bps for rail in rails]
         self._low = [max(0.0, rail.capacity_bps - rail.error_bps) for rail in rails]

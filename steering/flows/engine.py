@@ -48,18 +48,13 @@ class FlowEngine:
     ----------
     seed : str
         Of this host, for labels.
-
-    Attributes
-    ----------
-    held : Holdings
-        Flows that are pinned or relabelled.
-    skipped : dict
-        Targets whose flows could not be told apart when a rule held last, and why.
     """
 
     def __init__(self, policy: Policy, seed: str = "") -> None:
         self.policy, self._seed = policy, seed
+        # flows that are pinned or relabelled
         self.flows, self.rails, self.held = FlowRates(), RailRates(), Holdings(policy)
+        # targets whose flows could not be told apart when a rule held last, and why
         self.skipped: dict[Target, str] = {}
         self._rules = [number for number, rule in enumerate(policy.rules) if rule.then.kind in FLOW_KINDS]
         self._spreads = {number for number in self._rules if policy.rules[number].then.kind == "spread"}

@@ -89,11 +89,6 @@ class LabelEngine:
         Prefixes that may be steered.
     learns : bool
         Whether what is asked for is sent; else acts are told without any connection.
-
-    Attributes
-    ----------
-    counts : dict
-        What became of the segments that were sent.
     """
 
     def __init__(self, wanted: Labels, managed: tuple[str, ...], draw: Callable[[], int], learns: bool = True) -> None:
@@ -102,6 +97,7 @@ class LabelEngine:
         self._flows: dict[FlowKey, _Known] = {}
         self._decide_ns = 0  # not before this, unless there is news
         self._checked_ns = 0  # when a label that is known was last asked about again
+        # what became of the segments that were sent
         self.counts = dict.fromkeys(("asked", "answered", "silent", "moved"), 0)
 
     # ---- what is heard ----

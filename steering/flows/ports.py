@@ -67,22 +67,16 @@ class PortEngine:
         A local port that the kernel may use for a connection.
     learns : bool
         Whether what is asked for is sent; else acts are told without any port.
-
-    Attributes
-    ----------
-    ways : Ways
-        What is known of the ways to managed addresses.
-    counts : dict
-        What became of the SYNs that were sent.
     """
 
     def __init__(self, wanted: Ports, managed: tuple[str, ...], draw: Callable[[], int], learns: bool = True) -> None:
         self._wanted, self._draw, self._learns = wanted, draw, learns
-        self.ways = Ways(wanted, managed, 4)
+        self.ways = Ways(wanted, managed, 4)  # what is known of the ways to managed addresses
         self._peers: dict[Peer, _Known] = {}
         self._offers: dict[Peer, tuple[int, ...]] = {}
         self._told: dict[str, WayAct] = {}  # what is avoided, by address
         self._decide_ns = 0  # not before this, unless there is news
+        # what became of the SYNs that were sent
         self.counts = dict.fromkeys(("asked", "answered", "silent", "busy", "arrived", "moved"), 0)
 
     # ---- what is heard ----

@@ -146,8 +146,7 @@ class Bonds(Model):
     """Select another port of an active-backup bond while all paths over it are bad (neighbours.md)."""
 
     trial: LongerThanZero = Field(
-        default=10 * SECOND,
-        description="a port that is no better after this time is left again",
+        default=10 * SECOND, description="a port that is no better after this time is left again"
     )
     retry_after: Duration = Field(
         default=60 * SECOND,

@@ -32,14 +32,7 @@ from steering.policy.levels import (
 Cause = Literal["any", "fast", "timeout", "tail_probe", "syn"]
 Direction = Literal["out", "back"]
 LinkWord = Literal[
-    "carrier_lost",
-    "neighbour_failed",
-    "mtu_mismatch",
-    "port_down",
-    "flap",
-    "queue_full",
-    "pause_storm",
-    "gid_changed",
+    "carrier_lost", "neighbour_failed", "mtu_mismatch", "port_down", "flap", "queue_full", "pause_storm", "gid_changed"
 ]
 RdmaWord = Literal["congested", "slow_receiver", "dead", "no_demand"]
 JobWord = Literal["any", "network", "straggler", "gpu", "host", "imbalance"]

@@ -38,22 +38,14 @@ class VirtualKernel:
     ----------
     managed : iterable of str
         The prefixes that the policy manages.
-
-    Attributes
-    ----------
-    groups : dict of Target to Group
-        What may be steered, without paths.
-    unmanaged : set of str
-        Addresses outside of what the policy manages, the first of them.
-    reweighted : int
-        How often a recorded group had other weights than at first, or was one of steering's own: somebody steered
-        while it was recorded.
     """
 
     def __init__(self, managed: Iterable[str]) -> None:
         self._managed = [ipaddress.ip_network(prefix) for prefix in managed]
-        self.groups: dict[Target, Group] = {}
-        self.unmanaged: set[str] = set()
+        self.groups: dict[Target, Group] = {}  # what may be steered, without paths
+        self.unmanaged: set[str] = set()  # addresses outside of what the policy manages, the first of them
+        # how often a recorded group had other weights than at first, or was one of steering's own: somebody
+        # steered while it was recorded
         self.reweighted = 0
         self.left_out = 0  # paths and members beyond MOST_MEMBERS
         self._routes: LongestPrefix[Target] = LongestPrefix({})  # to recorded groups

@@ -26,16 +26,11 @@ Direction = Literal["ingress", "egress"]
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """What tells the filters of one process from those of the others, and where they are put.
-
-    Attributes
-    ----------
-    place : str
-        Before or behind those that are there; `first`: and no program may come before them.
-    """
+    """What tells the filters of one process from those of the others, and where they are put."""
 
     name: str
     preference: int
+    # before or behind those that are there; `first`: and no program may come before them
     place: Literal["before", "first", "last"]
 
 

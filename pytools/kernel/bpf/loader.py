@@ -24,20 +24,12 @@ _LAYOUT_PREFIX = "layout_"  # maps that exist only to carry the layout of a ring
 
 
 class Loaded(Closing):
-    """Programs and maps in the kernel, and what did not make it there.
-
-    Attributes
-    ----------
-    programs, tracepoints : dict of str to int
-        Descriptors by name; a tracepoint's is its perf event.
-    failed : dict of str to str
-        Sources and hooks that were not loaded, each with the reason.
-    """
+    """Programs and maps in the kernel, and what did not make it there."""
 
     def __init__(self) -> None:
-        self.programs: dict[str, int] = {}
+        self.programs: dict[str, int] = {}  # descriptors by name; a tracepoint's is its perf event
         self.tracepoints: dict[str, int] = {}
-        self.failed: dict[str, str] = {}
+        self.failed: dict[str, str] = {}  # sources and hooks that were not loaded, each with the reason
         self._maps: dict[str, tuple[int, Any, Any]] = {}
         self._rings: list[Ring] = []
 

@@ -53,11 +53,6 @@ class Monitor(Closing):
         A named namespace; the thread's own unless given.
     room_bytes : int
         How much may wait to be read; what does not fit is lost, and told as `OVERRUN`.
-
-    Attributes
-    ----------
-    sock : socket
-        What is read from; it does not block.
     """
 
     def __init__(
@@ -65,6 +60,7 @@ class Monitor(Closing):
     ) -> None:
         kind = socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
         with namespaces.inside(netns):
+            # what is read from; it does not block
             self.sock = socket.socket(socket.AF_NETLINK, kind, socket.NETLINK_ROUTE)
         try:
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, room_bytes)

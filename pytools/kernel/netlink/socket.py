@@ -52,14 +52,10 @@ class NetlinkSocket:
     ----------
     family : int
         The netlink protocol, NETLINK_ROUTE unless told.
-
-    Attributes
-    ----------
-    sock : socket
-        What requests go by and answers come by.
     """
 
     def __init__(self, family: int = socket.NETLINK_ROUTE) -> None:
+        # what requests go by and answers come by
         self.sock = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, family)
         for option in (_CAP_ACK, _EXT_ACK, _STRICT_CHECK):
             self.sock.setsockopt(_SOL_NETLINK, option, 1)

@@ -52,11 +52,6 @@ class ClockSource(Source):
         Whose coded probes are fitted, and which gets the result.
     hosts : HostBus, optional
         The way to the other hosts; without one, each peer is compared with us alone.
-
-    Attributes
-    ----------
-    timescale : Timescale
-        The common time of all hosts, as it was last told.
     """
 
     def __init__(self, config: AgentConfig, mesh: ProbeMesh, hosts: HostBus | None, bus: Bus) -> None:
@@ -65,6 +60,7 @@ class ClockSource(Source):
         self._interval_ns = int(config.clocks.round_ms * MS)
         self._window_ns = int(config.clocks.window_ms * MS)
         self._life_ns = max(_LEAST_LIFE_NS, 5 * self._interval_ns // 2)
+        # the common time of all hosts, as it was last told
         self.timescale = Timescale(config.host, self._interval_ns, config.clocks.reference)
         self._fitted: dict[int, Fitted] = {}  # by path index
         self._floors: dict[int, Floor] = {}

@@ -63,11 +63,6 @@ class GpuClocks:
     ----------
     publish : callable
         Gets a `GpuClock` per GPU and second.
-
-    Attributes
-    ----------
-    problem : str
-        Why nothing is known.
     """
 
     def __init__(
@@ -79,7 +74,7 @@ class GpuClocks:
     ) -> None:
         self._host, self._publish = host, publish
         self._command = (*command, str(burst_ms))
-        self.problem = ""
+        self.problem = ""  # why nothing is known
         self._child: subprocess.Popen[bytes] | None = None
         self._begin_ns = self._heard_ns = self._turn_ns = 0
         self._left = b""

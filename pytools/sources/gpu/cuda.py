@@ -154,23 +154,16 @@ class Driver:
 
 
 class Gpu:
-    """A context on one GPU, with the kernels loaded.
-
-    Attributes
-    ----------
-    uuid : str
-        As NVML writes it.
-    context : c_void_p
-        Its handle in the driver.
-    """
+    """A context on one GPU, with the kernels loaded."""
 
     def __init__(self, driver: Driver, number: int) -> None:
         self.driver = driver
+        # its handle in the driver
         device, self.context, self._module = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_void_p()
         driver.call("cuDeviceGet", ctypes.byref(device), number)
         identity = (ctypes.c_ubyte * 16)()
         driver.call("cuDeviceGetUuid", ctypes.byref(identity), device)
-        self.uuid = f"GPU-{uuid.UUID(bytes=bytes(identity))}"
+        self.uuid = f"GPU-{uuid.UUID(bytes=bytes(identity))}"  # as NVML writes it
         driver.call("cuCtxCreate_v2", ctypes.byref(self.context), ctypes.c_uint(_BLOCKING_AND_MAPPED), device)
         driver.call("cuModuleLoadData", ctypes.byref(self._module), ctypes.c_char_p(PTX.encode()))
 

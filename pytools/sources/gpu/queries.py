@@ -21,21 +21,11 @@ _KIB: Final = 1024
 
 @dataclass
 class Query:
-    """A query of one GPU.
+    """A query of one GPU."""
 
-    Attributes
-    ----------
-    name : str
-        Function of NVML: what a failure is reported under.
-    every_ns : int
-        Between two of them, at least.
-    run : callable
-        Asks, and puts the answer into the readings; raises NVML's errors.
-    """
-
-    name: str
-    every_ns: int
-    run: Callable[[], None]
+    name: str  # function of NVML: what a failure is reported under
+    every_ns: int  # between two of them, at least
+    run: Callable[[], None]  # asks, and puts the answer into the readings; raises NVML's errors
 
 
 def queries(nvml: Any, gpu: Any, into: Readings) -> list[Query]:
@@ -68,9 +58,7 @@ def queries(nvml: Any, gpu: Any, into: Readings) -> list[Query]:
         Query("nvmlDeviceGetClockInfo(MEM)", 1000 * MS, figure("nvmlDeviceGetClockInfo", "memory_mhz", memory)),
         Query("nvmlDeviceGetMaxClockInfo(SM)", 60_000 * MS, figure("nvmlDeviceGetMaxClockInfo", "sm_max_mhz", sm)),
         Query(
-            "nvmlDeviceGetMaxClockInfo(MEM)",
-            60_000 * MS,
-            figure("nvmlDeviceGetMaxClockInfo", "memory_max_mhz", memory),
+            "nvmlDeviceGetMaxClockInfo(MEM)", 60_000 * MS, figure("nvmlDeviceGetMaxClockInfo", "memory_max_mhz", memory)
         ),
         Query("nvmlDeviceGetUtilizationRates", 500 * MS, busy),
         plain("nvmlDeviceGetPowerUsage", "power_mw", 500),
@@ -150,10 +138,7 @@ def _links(nvml: Any, gpu: Any, into: Readings) -> list[Query]:
             for each in found:
                 if each.nvmlReturn != nvml.NVML_SUCCESS:
                     raise nvml.NVMLError(each.nvmlReturn)
-            into.rate(
-                {name: each.value.ullVal * _KIB for name, each in zip(fields, found, strict=True)},
-                at_ns,
-            )
+            into.rate({name: each.value.ullVal * _KIB for name, each in zip(fields, found, strict=True)}, at_ns)
 
         return run
 

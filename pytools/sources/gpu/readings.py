@@ -13,16 +13,10 @@ _MOST_XIDS: Final = 16
 
 
 class Readings:
-    """Figures of one GPU; every method holds the lock.
-
-    Attributes
-    ----------
-    query : str
-        The query whose answers come now.
-    """
+    """Figures of one GPU; every method holds the lock."""
 
     def __init__(self) -> None:
-        self.query = ""
+        self.query = ""  # the query whose answers come now
         self._lock = threading.Lock()
         self._figures: dict[str, int] = {}
         self._origin: dict[str, str] = {}  # figure -> the query that gave it: where that fails, the figure goes

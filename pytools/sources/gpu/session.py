@@ -108,20 +108,12 @@ class Worker(Calling):
 
 
 class Session(Calling):
-    """NVML from its initialisation to its shutdown.
-
-    Attributes
-    ----------
-    workers : list of Worker
-        One for each GPU, once NVML is open.
-    problem : str
-        Why there are none.
-    """
+    """NVML from its initialisation to its shutdown."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.workers: list[Worker] = []
-        self.problem = ""
+        self.workers: list[Worker] = []  # one for each GPU, once NVML is open
+        self.problem = ""  # why there are none
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="swerve-gpu", daemon=True)
         self._thread.start()

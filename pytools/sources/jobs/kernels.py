@@ -62,11 +62,6 @@ class Looks:
     ----------
     window_ns : int
         How long a look lasts.
-
-    Attributes
-    ----------
-    hung : int
-        Looks that were not over when the next was due.
     """
 
     def __init__(self, window_ns: int, proc: Path = Path("/proc")) -> None:
@@ -77,7 +72,7 @@ class Looks:
         self._lock, self._stop = threading.Lock(), threading.Event()
         self._thread: threading.Thread | None = None
         self._due_ns = self._pause_ns = 0
-        self.hung = 0
+        self.hung = 0  # looks that were not over when the next was due
 
     def work(self, now_ns: int, jobs: Jobs) -> int:
         """Begin a look that is due; says when to call again."""

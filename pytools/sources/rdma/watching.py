@@ -90,49 +90,28 @@ class Watch:
         Makes a queue pair of a table and a slot; asked once per queue pair.
     not_ready : NotReady
         The ports' counters of receivers that were not ready.
-
-    Attributes
-    ----------
-    register : Register
-        The queue pairs, and their rows in the arrays below.
-    timed : TimedRequests
-        Latencies of requests.
-    rates : Rates
-        Bandwidth over time.
-    verdicts : Verdicts
-        What is wrong with each, and since when.
-    last : dict of str to ndarray
-        Counters as they were last read, by name and row.
-    now_bps, mean_bps : ndarray of float
-        Bandwidth by row; NaN: not known.
-    sentences : dict of int to str
-        The measurement behind each verdict, by row.
-    receivers : Receivers
-        Which of them wait for their receiver.
-    drops : Counter
-        What was lost or left out, by cause.
-    moved_ns : int
-        When any queue pair last did anything.
     """
 
     def __init__(
         self, settings: Rdma, describe: Callable[[Table, int, Columns, int, int], QueuePair], not_ready: NotReady
     ) -> None:
         self._settings, self._describe = settings, describe
-        self.receivers = Receivers(not_ready)
+        self.receivers = Receivers(not_ready)  # which of them wait for their receiver
         mean_ns, dead_ns = int(settings.mean_ms * MS), int(settings.dead_ms * MS)
         limits = verdicts.Limits(settings.congested_share, settings.congested_backlog, mean_ns, dead_ns)
-        self.register = Register()
-        self.timed = TimedRequests(ROWS)
-        self.rates = queue_rates.Rates(ROWS, mean_ns)
-        self.verdicts = verdicts.Verdicts(ROWS, limits)
+        self.register = Register()  # the queue pairs, and their rows in the arrays below
+        self.timed = TimedRequests(ROWS)  # latencies of requests
+        self.rates = queue_rates.Rates(ROWS, mean_ns)  # bandwidth over time
+        self.verdicts = verdicts.Verdicts(ROWS, limits)  # what is wrong with each, and since when
+        # counters as they were last read, by name and row
         self.last: dict[str, Counters] = {name: np.zeros(ROWS, np.uint64) for name in tables.COUNTERS}
-        self.sentences: dict[int, str] = {}
+        self.sentences: dict[int, str] = {}  # the measurement behind each verdict, by row
+        # what was lost or left out, by cause
         self.drops = Counter({"rdma_timed_missed": 0, "rdma_garbage": 0, "rdma_no_row": 0})
-        self.moved_ns = 0
+        self.moved_ns = 0  # when any queue pair last did anything
         self._active_ns = np.zeros(ROWS, np.int64)
         self._moved = np.zeros(ROWS, np.bool_)
-        self.now_bps, self.mean_bps = np.full(ROWS, np.nan), np.full(ROWS, np.nan)
+        self.now_bps, self.mean_bps = np.full(ROWS, np.nan), np.full(ROWS, np.nan)  # bandwidth by row; NaN: not known
         self._statuses = np.zeros((ROWS, len(tables.STATUSES) + 1), np.uint64)
         self._ended = np.zeros((ROWS, len(tables.STATUSES) + 1), np.int64)  # since the last reading, by status
         self._judged = np.zeros(0, np.intp)

@@ -118,18 +118,12 @@ class Joins:
     ----------
     peers : int
         How many; samples name them by number.
-
-    Attributes
-    ----------
-    drops : dict
-        Samples that were left out, by cause.
-    flows : Flows
-        The flows of the samples.
     """
 
     def __init__(self, peers: int) -> None:
+        # samples that were left out, by cause
         self.drops = dict.fromkeys(("peer_silent", "peer_coarser", "rate_changed", "strays", "overflow"), 0)
-        self.flows = Flows()
+        self.flows = Flows()  # the flows of the samples
         self._near = self._far = np.empty(0, SAMPLE)
         self._pairs = 0
         self._heard_ns = np.zeros(peers, np.int64)

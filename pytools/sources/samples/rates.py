@@ -20,20 +20,12 @@ _MULTIPLE: Final = 0.02  # share of buffers with several bytes to sample from wh
 
 
 class RateControl:
-    """The two rates, adapted to what was recorded: coarser at once, finer by one when it has been quiet for a while.
-
-    Attributes
-    ----------
-    tcp, udp : int
-        The rates: zero bits of what is sampled, see above.
-    floor : int
-        The finest rate of TCP.
-    """
+    """The two rates, adapted to what was recorded: coarser at once, finer by one when it has been quiet for a while."""
 
     def __init__(self, per_s: int) -> None:
-        self.tcp, self.udp = _TCP_START, _UDP_START
+        self.tcp, self.udp = _TCP_START, _UDP_START  # the rates: zero bits of what is sampled, see above
         self._per_s = per_s
-        self.floor = TCP_FLOOR
+        self.floor = TCP_FLOOR  # the finest rate of TCP
         self._looked_ns = self._judged_ns = 0
         self._quiet = {"tcp": 0, "udp": 0}
         self._tcp = self._udp = self._multiple = 0  # recorded since the last judgement

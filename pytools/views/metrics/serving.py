@@ -55,11 +55,6 @@ class Feed:
         Held while the model changes.
     say : callable
         Takes a line for people.
-
-    Attributes
-    ----------
-    looks : int
-        How often it was learnt what the agent costs.
     """
 
     def __init__(self, path: Path, model: Model, lock: threading.Lock, say: Callable[[str], None]) -> None:
@@ -69,7 +64,7 @@ class Feed:
         self._agent: int | None = None  # its process
         self._missed = (0, 0)  # dropped and malformed, of connections that are over
         self._connect_ns = self._look_ns = self._look_until_ns = self._forget_ns = 0
-        self._look_signals = self.looks = 0
+        self._look_signals = self.looks = 0  # looks: how often it was learnt what the agent costs
         self._waiting: list[AnySignal] = []  # read, and not yet in the model
         self._said = ""
 

@@ -47,23 +47,7 @@ class Source(Protocol):
 
 
 class Top(App[int]):
-    """The live view of one agent.
-
-    Attributes
-    ----------
-    known : Known
-        What the agent has told.
-    frozen : (Known, int) or None
-        What is shown instead, and since when.
-    look : Look
-        What the person has chosen to see.
-    frame : Frame or None
-        What is on the screen; None before the first.
-    frames : int
-        How often it was drawn.
-    failure : SwerveError or None
-        Why it ended.
-    """
+    """The live view of one agent."""
 
     ENABLE_COMMAND_PALETTE = False
     CSS: ClassVar[str] = """
@@ -76,12 +60,12 @@ class Top(App[int]):
     def __init__(self, source: Source, given: Given, driver: type[Driver] | None = None) -> None:
         super().__init__(driver_class=driver, ansi_color=True)
         self._source, self._given = source, given
-        self.known = Known()
-        self.frozen: tuple[Known, int] | None = None
-        self.look = Look(every_s=given.every_s)
-        self.frame: Frame | None = None
-        self.frames = 0
-        self.failure: SwerveError | None = None
+        self.known = Known()  # what the agent has told
+        self.frozen: tuple[Known, int] | None = None  # what is shown instead, and since when
+        self.look = Look(every_s=given.every_s)  # what the person has chosen to see
+        self.frame: Frame | None = None  # what is on the screen; None before the first
+        self.frames = 0  # how often it was drawn
+        self.failure: SwerveError | None = None  # why it ended
         self._notice: tuple[Text, float] | None = None  # and until when
         self._mode: Mode | None = None
         self._prompt: Prompt | None = None

@@ -151,12 +151,7 @@ def queue_pairs(known: Known, now_ns: int) -> Rows[RdmaQueuePair]:
     return Rows(
         Listing(
             fields,
-            lambda row: (
-                rdma_tables.WORST_FIRST.index(row.verdict),
-                -row.outstanding_bytes,
-                row.device,
-                row.qp_number,
-            ),
+            lambda row: (rdma_tables.WORST_FIRST.index(row.verdict), -row.outstanding_bytes, row.device, row.qp_number),
         ),
         [row for row in model.of(RdmaQueuePair).values() if not row.closed],
         key=lambda row: (row.device, row.qp_number, row.owner.pid),
@@ -208,13 +203,7 @@ def events(known: Known, now_ns: int) -> Rows[Event]:
     """What happened, the newest first."""
     fields: tuple[Column[Event], ...] = (
         field("UTC", 8, lambda row: clock_time(row.unix_ns), "time of day", little(lambda row: -row.at_ns), True),
-        field(
-            "ago",
-            4,
-            lambda row: short_time(now_ns - row.at_ns),
-            "how long ago",
-            little(lambda row: -row.at_ns),
-        ),
+        field("ago", 4, lambda row: short_time(now_ns - row.at_ns), "how long ago", little(lambda row: -row.at_ns)),
         field(
             "kind",
             5,

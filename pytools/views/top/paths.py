@@ -218,12 +218,7 @@ def fields(glyphs: Glyphs) -> tuple[Column[PathRow], ...]:
             little(lambda row: None if row.state is None else _urgency(row)),
             True,
         ),
-        delay(
-            "q p99",
-            there,
-            Figure(QUEUEING, "p99"),
-            "forward queueing delay, p99; dimmed if within its bound",
-        ),
+        delay("q p99", there, Figure(QUEUEING, "p99"), "forward queueing delay, p99; dimmed if within its bound"),
         field("loss", 7, _loss, "share of probes lost, of those answered or lost", much(lambda row: row.figures.loss)),
         delay("OWD p99", there, Figure(ONE_WAY, "p99"), "forward one-way delay, p99"),
         error("±", there, "bound of the forward one-way delays"),
@@ -237,11 +232,7 @@ def fields(glyphs: Glyphs) -> tuple[Column[PathRow], ...]:
         figure(
             "retx/s", 6, _per_s, lambda row: row.figures.retransmitted_per_s, "TCP segments retransmitted per second"
         ),
-        share(
-            "CE",
-            lambda row: row.figures.marked_forward,
-            "share of sent TCP segments acknowledged as marked (CE)",
-        ),
+        share("CE", lambda row: row.figures.marked_forward, "share of sent TCP segments acknowledged as marked (CE)"),
         field(
             "weight",
             7,

@@ -49,20 +49,14 @@ class Watcher:
         What to have recorded: sum of some of `ring.EVENTS`.
     places : list of Path, optional
         Directories to look in, if not all.
-
-    Attributes
-    ----------
-    refused : dict
-        Rings that cannot be read, and why.
-    drops : dict
-        What was lost, by reason: of processes that have ended.
     """
 
     def __init__(self, events: int, places: list[Path] | None = None) -> None:
         self._events, self._places = events, places
         self._processes: dict[Path, _Process] = {}
         self._serials = itertools.count()
-        self.refused: dict[Path, str] = {}
+        self.refused: dict[Path, str] = {}  # rings that cannot be read, and why
+        # what was lost, by reason: of processes that have ended
         self.drops = dict.fromkeys((*rings.COUNTERS, "never_whole"), 0)
 
     def begin(self, now_ns: int, places: list[Path]) -> None:
