@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytools.views.report import scales
-from pytools.views.report.runs import Runs
 from pytools.views.report.scales import Span
-from pytools.views.report.series import Point, Series, Spread, Sums
+from pytools.views.report.series import Point, Runs, Series, Spread, Sums
 from pytools.views.report.transport import together
 
 SECOND = 1_000_000_000

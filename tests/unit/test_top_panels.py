@@ -7,7 +7,7 @@ from rich.text import Text
 from samples import AT_NS, SECOND_NS
 from top_kit import NOW_NS
 
-from pytools.views import clock_panel, network_panel
+from pytools.views import clock_tables, network_panel
 from pytools.views.model import Model, fold
 
 PANELS = (network_panel.tcp, network_panel.links, network_panel.rdma)
@@ -91,20 +91,20 @@ def test_clocks_are_one_line_the_worst_of_each_state_by_name() -> None:
         samples.clock("h3", state="holdover", bound_ns=14_300),
         samples.free_clock("h4"),
     ]
-    assert plain(clock_panel.summary(fold(Model(), clocks), NOW_NS)) == (
+    assert plain(clock_tables.summary(fold(Model(), clocks), NOW_NS)) == (
         "clocks against h2: 1 synchronised (h1 ±430 ns), 1 holdover (h3 ±14.30 µs), 1 free_running (h4)"
     )
     fleet = fold(Model(), [samples.clock(f"n{each}", reference="n0", bound_ns=each) for each in range(50)])
-    assert plain(clock_panel.summary(fleet, NOW_NS)) == (
+    assert plain(clock_tables.summary(fleet, NOW_NS)) == (
         "clocks against n0: 49 synchronised (n49 ±49 ns, n48 ±48 ns, n47 ±47 ns, …)"
     )
-    assert clock_panel.summary(Model(), NOW_NS) is None
+    assert clock_tables.summary(Model(), NOW_NS) is None
 
 
 def test_our_own_clock_is_said_with_its_reference() -> None:
     def own(*clocks: object, later_s: int = 0) -> str:
         model = fold(Model(), [samples.path_delay(), *clocks])  # type: ignore[list-item]
-        return clock_panel.own(model, NOW_NS + later_s * SECOND_NS).plain
+        return clock_tables.own(model, NOW_NS + later_s * SECOND_NS).plain
 
     assert own() == ""
     assert own(samples.clock("h1")) == "clock synchronised ±430 ns to h2"

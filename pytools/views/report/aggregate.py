@@ -36,8 +36,7 @@ from pytools.signals import (
     nexthop_name,
 )
 from pytools.views.model import is_shown
-from pytools.views.report.runs import Bands, Runs
-from pytools.views.report.series import SLOTS, Bars, Line, Measured, Series, Spread, Sums
+from pytools.views.report.series import SLOTS, Bands, Bars, Line, Measured, Runs, Series, Spread, Sums
 
 SILENCE_NS: Final = 5_000_000_000  # of what is told about once a second
 _MESSAGES: Final = 8  # bandwidth over sliding windows of so many

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from pytools.views.report.markup import Markup, element, joined
-from pytools.views.report.runs import Bands
 from pytools.views.report.scales import WIDTH, Scale, Span
-from pytools.views.report.series import Bars, Line, Point
+from pytools.views.report.series import Bands, Bars, Line, Point
 
 HEIGHT: Final = 150.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 74.0, 6.0, 14.0, 22.0

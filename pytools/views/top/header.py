@@ -14,7 +14,7 @@ from rich.text import Text
 
 from pytools import units
 from pytools.signals import PathState, Self
-from pytools.views import clock_panel
+from pytools.views import clock_tables
 from pytools.views.actions import Mode, Steering
 from pytools.views.model import is_silent
 from pytools.views.top.fields import Rows
@@ -75,7 +75,7 @@ def first(known: Known, around: Around, width: int) -> Text:
     """Host, uptime, clock, mode, cost, losses; what is least important goes where there is no room."""
     model, cost = known.model, known.model.one(Self)
     word = mode(known, around)
-    clock = clock_panel.own(model, around.now_ns)
+    clock = clock_tables.own(model, around.now_ns)
     lost = sum(known.drops().values())
     days, seconds = divmod(around.up_s, 86_400)
     up = f"up {f'{days}d ' if days else ''}{seconds // 3600:02}:{seconds // 60 % 60:02}"

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from rich.text import Text
 
-from pytools.views import clock_panel, network_panel, tables
+from pytools.views import clock_tables, network_panel, tables
 from pytools.views.columns import Column
 from pytools.views.top import detail, header, lists, paths
 from pytools.views.top.fields import Cell, Rows, line, shown_fields
@@ -190,7 +190,7 @@ def _notes(row: Any, known: Known, look: Look, around: Around, width: int) -> li
         text = Text(f"{row.name}: ", style="bold").append(why, "not bold")
         found.extend(_two_lines(text, width))
     model, now = known.model, around.now_ns
-    about = (network_panel.tcp, network_panel.links, network_panel.rdma, network_panel.gpus, clock_panel.summary)
+    about = (network_panel.tcp, network_panel.links, network_panel.rdma, network_panel.gpus, clock_tables.summary)
     found += [said for each in about if (said := each(model, now)) is not None]
     acts = [event for event in reversed(known.events) if event.kind == "act"][:_ACTS]
     if acts:

@@ -15,7 +15,7 @@ from rich.text import Text
 from pytools.errors import SwerveError
 from pytools.ipc.client import LineClient
 from pytools.signals import Clock
-from pytools.views import clock_panel, clock_tables, network_panel, tables
+from pytools.views import clock_tables, network_panel, tables
 from pytools.views.actions import Mode
 from pytools.views.follow import LOT_S, paced
 from pytools.views.sheet import Sheet
@@ -52,11 +52,11 @@ def report(known: Known, look: Look, around: Around, glyphs: Glyphs) -> Renderab
     parts.append(Text(f"figures over the last {look.horizon_s} s; p99 and ±: the largest of the windows'"))
     parts.append(sheet if ordered else Text(rows.nothing))
     parts += [Text(f"{row.name}: {row.why()}") for row in ordered[:_REASONS] if row.why()]
-    about = (network_panel.tcp, network_panel.links, network_panel.rdma, network_panel.gpus, clock_panel.summary)
+    about = (network_panel.tcp, network_panel.links, network_panel.rdma, network_panel.gpus, clock_tables.summary)
     parts += [said for each in about if (said := each(model, now)) is not None]
     if model.of(Clock):
         listing = clock_tables.of_hosts(now)
-        parts.append(listing.sheet("clocks", clock_panel.worst_first(model, now), lambda row: tables.dim(row, now)))
+        parts.append(listing.sheet("clocks", clock_tables.worst_first(model, now), lambda row: tables.dim(row, now)))
     acts = [event for event in reversed(known.events) if event.kind == "act"][:_ACTS]
     if acts:
         parts.append(Text("last acts"))
