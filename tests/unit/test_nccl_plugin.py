@@ -389,7 +389,7 @@ def test_a_watched_job_runs_as_it_is_and_its_straggler_is_named(tmp_path: Path) 
     assert [each["kernel_p50_ns"] for each in report["by_rank"]] == [2_000_000, 3_000]
     late = report["straggler"]
     assert (late["rank"], late["late_ns"], late["collectives"]) == (1, 1_997_000, 40)
-    done = watched(tmp_path, {0: "last AllReduce 40 3000", 1: "last AllReduce 40 3000"})
+    done = watched(tmp_path, {0: "last AllReduce 40 3000", 1: "last AllReduce 40 3000"}, "-i", "100")
     (line,) = done.stderr.splitlines()
     assert line.endswith("kernels p50 of rank 0: 3.00 µs, 1: 3.00 µs; no straggler among them")
 

@@ -16,14 +16,14 @@ from pytools.sources.probing.lower_taps import LowerTaps
 from pytools.sources.probing.path_ways import BAD, FIRST_REPLY_NS, PathWays, Search, Seen
 from pytools.sources.probing.sweep import Sweep
 from pytools.sources.probing.tracing import Ask, Batch, Locating, Meeting, Reply
+from pytools.units import SECOND
 
 REPLY_NS: Final = 200_000_000  # in which a router answers, besides twice the longest round trip so far
 
-_SECOND_NS: Final = 1_000_000_000
-_AGAIN_NS: Final = 600 * _SECOND_NS  # a search, though nothing has changed
-CHANGED_NS: Final = 60 * _SECOND_NS  # between two searches of one path, whatever changes
-_SURE_NS: Final = 10 * _SECOND_NS  # from the first search, which is soon over, to the second, which misses hardly any
-_LOCATE_NS: Final = 60 * _SECOND_NS
+_AGAIN_NS: Final = 600 * SECOND  # a search, though nothing has changed
+CHANGED_NS: Final = 60 * SECOND  # between two searches of one path, whatever changes
+_SURE_NS: Final = 10 * SECOND  # from the first search, which is soon over, to the second, which misses hardly any
+_LOCATE_NS: Final = 60 * SECOND
 _ASK_NS: Final = 50_000_000  # for each that is asked
 
 

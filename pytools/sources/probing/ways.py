@@ -31,14 +31,14 @@ from pytools.sources.probing.program import ProbeProgram
 from pytools.sources.probing.searches import CHANGED_NS, REPLY_NS, Searches
 from pytools.sources.probing.sweep import Sweep
 from pytools.sources.probing.tracing import Meeting
+from pytools.units import SECOND
 
-_SECOND_NS: Final = 1_000_000_000
 _MOST_ROUTERS: Final = 30
-_TELL_NS: Final = 5 * _SECOND_NS
-_LOOK_NS: Final = _SECOND_NS  # between two looks at which paths have ways
+_TELL_NS: Final = 5 * SECOND
+_LOOK_NS: Final = SECOND  # between two looks at which paths have ways
 _BURST: Final = 8  # probes of a sweep at once
 _HURRIES: Final = 4  # ways with extra probes at once: a dead one is one of each address family
-_HURRY_AGAIN_NS: Final = 5 * _SECOND_NS  # of one way
+_HURRY_AGAIN_NS: Final = 5 * SECOND  # of one way
 
 
 class HiddenWays:
@@ -177,7 +177,7 @@ class HiddenWays:
     def _send(self, now_ns: int) -> None:
         """So many probes as the time since the last allows, each along the next path."""
         assert self._sweep is not None
-        per_ns = self._probe.sweep_per_s / _SECOND_NS
+        per_ns = self._probe.sweep_per_s / SECOND
         self._allowed = min(_BURST, self._allowed + (now_ns - self._sent_ns) * per_ns)
         self._sent_ns = now_ns
         while self._allowed >= 1 and self._order:
