@@ -13,13 +13,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pytools.config import Probe
 from pytools.estimators.ways import Probes, State, Way, group, judge, miss, ports_needed, sick_hop
 from pytools.estimators.windows import MISSING
+from pytools.ipc.bus import Bus
 from pytools.kernel import error_queue
 from pytools.sources.probing.path_ways import Hurry, PathWays, Seen
 from pytools.sources.probing.program import SWEEP_ROWS
 from pytools.sources.probing.sweep import FIRST_ROW, Fate, UnderWay
 from pytools.sources.probing.tracing import PORTS, Ask, Locating, Meeting, Reply, Steps
+from pytools.sources.probing.ways import HiddenWays
 
 MS, SECOND = 1_000_000, 1_000_000_000
 FAST = 20_000
@@ -446,6 +449,17 @@ def test_extra_probes_leave_20_ms_apart_by_the_ports_of_their_way_in_turn() -> N
         now_ns = hurry.due_ns(now_ns)
     assert sent == [(20 * MS * turn, (4, 9)[turn % 2]) for turn in range(12)]
     assert now_ns > sent[-1][0] + 400 * MS, "until all of them are late"
+
+
+def test_without_ports_nothing_is_hurried_along_and_the_ring_read_no_sooner() -> None:
+    ways = HiddenWays("h1", Probe(), SimpleNamespace(), Bus())  # type: ignore[arg-type]
+    ways._sweep = SimpleNamespace(wire_bytes=0, refused=0, close=lambda: None)  # type: ignore[assignment]
+    ways._order.append(0)
+    ways._hurries.append(Hurry(SimpleNamespace(), Seen(1, Way(("s1",), (4, 9), ("leaf", "s1"))), 0))  # type: ignore[arg-type]
+    assert ways.sweeping and ways.look_ns(1) == 0
+    ways._close_sweep()
+    assert not ways.sweeping and ways.look_ns(1) is None
+    ways.close()
 
 
 def test_a_way_that_is_dead_is_not_hurried_along() -> None:

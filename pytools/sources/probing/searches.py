@@ -72,9 +72,9 @@ class Searches:
                     if self._locate(known, seen):
                         self._step(now_ns)
                         return
-            if _is_due(known, routers(known), now_ns):
+            if search is None and _is_due(known, routers(known), now_ns):
                 waiting.append(known)
-        if search is None and waiting:
+        if waiting:
             known = min(waiting, key=lambda each: each.searched_ns)
             known.searched_ns, known.routers = now_ns, routers(known)
             known.searches += 1

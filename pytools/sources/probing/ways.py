@@ -25,11 +25,11 @@ from pytools.estimators.windows import MISSING
 from pytools.ipc.bus import Bus
 from pytools.kernel.netlink.bonds import Bundle
 from pytools.log import Level
-from pytools.sources.probing.path_ways import BAD, Hurry, PathWays, Search
+from pytools.sources.probing.path_ways import BAD, Hurry, PathWays, Search, Seen
 from pytools.sources.probing.paths import PinnedPath
 from pytools.sources.probing.program import ProbeProgram
 from pytools.sources.probing.searches import CHANGED_NS, REPLY_NS, Searches
-from pytools.sources.probing.sweep import Sweep
+from pytools.sources.probing.sweep import Fate, Sweep
 from pytools.sources.probing.tracing import Meeting
 from pytools.units import SECOND
 
@@ -109,15 +109,20 @@ class HiddenWays:
         if self._sweep is not None:
             for fate in self._sweep.under_way.answered(records):
                 if fate.forward_ns != MISSING:  # else the reflector gives no time
-                    self._note(*fate)
+                    self._note(fate)
 
-    def _note(self, path: int, port: int, sent_ns: int, forward_ns: int) -> None:
-        known = self._paths.get(path)
-        seen = known.by_port.get(port) if known is not None else None
-        if known is None or seen is None or sent_ns < seen.since_ns:
+    def _way_of(self, fate: Fate) -> tuple[PathWays, Seen] | None:
+        known = self._paths.get(fate.path)
+        seen = known.by_port.get(fate.port) if known is not None else None
+        return None if known is None or seen is None else (known, seen)
+
+    def _note(self, fate: Fate) -> None:
+        if (way := self._way_of(fate)) is None:
             return
-        seen.note(sent_ns, forward_ns)
-        known.news += 1
+        known, seen = way
+        if fate.sent_ns >= seen.since_ns:
+            seen.note(fate.sent_ns, fate.forward_ns)
+            known.news += 1
 
     # ---- what is due ----
 
@@ -131,7 +136,7 @@ class HiddenWays:
             return
         self.searches.hear()
         for fate in self._sweep.under_way.late(now_ns):
-            self._note(*fate)
+            self._note(fate)
         self._send(now_ns)
         self._send_extra(now_ns)
         for index in self._order:
@@ -201,9 +206,10 @@ class HiddenWays:
         """Ways of which an answer is overdue."""
         assert self._sweep is not None
         for fate in self._sweep.under_way.waiting():
-            known = self._paths.get(fate.path)
-            seen = known.by_port.get(fate.port) if known is not None else None
-            if known is None or seen is None or len(known.seen) < 2 or seen.state == "dead":
+            if (way := self._way_of(fate)) is None:
+                continue
+            known, seen = way
+            if len(known.seen) < 2 or seen.state == "dead":
                 continue
             overdue = now_ns - fate.sent_ns >= known.reply_ns - REPLY_NS // 2
             if overdue and now_ns - seen.hurried_ns >= _HURRY_AGAIN_NS:
@@ -246,7 +252,7 @@ class HiddenWays:
     @property
     def sweeping(self) -> bool:
         """Whether any path has several ways, which are probed in turn."""
-        return bool(self._order)
+        return self._sweep is not None and bool(self._order)
 
     def look_ns(self, now_ns: int) -> int | None:
         """When the ring is to be read, and `tick` called; None: as often as it suits."""
@@ -267,6 +273,7 @@ class HiddenWays:
     def _close_sweep(self) -> None:
         assert self._sweep is not None
         self.searches.close()
+        self._hurries.clear()  # nobody would send them, and the ring would be read without end
         self._gone_bytes += self._sweep.wire_bytes
         self._refused += self._sweep.refused
         self._sweep.close()
