@@ -283,7 +283,7 @@ def _joined(first: str, second: str) -> tuple[str, str]:
         addresses = [f"address add 10.77.0.{host}/24 dev v0", f"address add fd77::{host}/64 dev v0 nodad"]
         support.ip(name, *joining, *addresses, "link set v0 up")
     for name in (first, second):
-        support.wait_for_link_local(name, "v0")  # what a test finds there does not become more by itself
+        support.wait_for_own_routes(name, "v0")  # what a test finds there does not become more by itself
     return first, second
 
 

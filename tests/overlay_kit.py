@@ -51,7 +51,7 @@ class Host(support.Namespace):
             f"address add 10.{rail}.1.2/24 dev rail{rail}",
             f"address add fd00:{rail}::2/64 dev rail{rail} nodad",
         )
-        support.wait_for_link_local(self.netns, *ends)
+        support.wait_for_own_routes(self.netns, *ends)
 
     def write(self, setting, value):
         """Set a sysctl, written as a path."""

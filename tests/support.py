@@ -260,17 +260,22 @@ def pings(place: Any, address: str, source: str = "") -> bool:
     return run(["ip", "netns", "exec", place.netns, *words], check=False).returncode == 0
 
 
-def wait_for_link_local(netns: str, *interfaces: str) -> None:
-    """Wait for the routes that IPv6 makes by itself, with the carrier: the link-local address's own is the last."""
-    for interface in interfaces:
+def wait_for_own_routes(netns: str, *interfaces: str) -> None:
+    """Wait for the routes that IPv6 makes by itself: to the link-local address, which comes with the carrier, and to
+    every other address of an interface. The kernel makes each a while after it has taken the address, in no order.
+    """
 
-        def is_there(interface: str = interface) -> bool:
-            with inside(netns):
-                rows = [line.split() for line in Path("/proc/thread-self/net/ipv6_route").read_text().splitlines()]
-            local = 1 << 31  # RTF_LOCAL
-            return any(row[0].startswith("fe80") and int(row[8], 16) & local and row[9] == interface for row in rows)
+    def addresses(table: str, address: int, interface: int, flags: int, wanted: int) -> set[tuple[str, str]]:
+        with inside(netns):
+            rows = [line.split() for line in Path("/proc/thread-self/net", table).read_text().splitlines()]
+        return {(row[interface], row[address]) for row in rows if int(row[flags], 16) & wanted == wanted}
 
-        wait_until(is_there, 20, f"{interface} of {netns} has its link-local address")
+    def are_there() -> bool:
+        taken = {each for each in addresses("if_inet6", 0, 5, 4, 0) if each[0] in interfaces}
+        with_link_local = {interface for interface, address in taken if address.startswith("fe80")}
+        return with_link_local == set(interfaces) and taken <= addresses("ipv6_route", 0, 9, 8, 1 << 31)  # RTF_LOCAL
+
+    wait_until(are_there, 20, f"{', '.join(interfaces)} of {netns} have link-local addresses, and all their own routes")
 
 
 class Namespace:

@@ -322,7 +322,7 @@ def place(make_namespace):
 
     support.ip(netns, "link add east type veth peer name west", "link set east up", "link set west up")
     support.ip(netns, "address add 10.1.0.1/24 dev east", "address add fd00:1::1/64 dev east nodad")
-    support.wait_for_link_local(netns, "east", "west")
+    support.wait_for_own_routes(netns, "east", "west")
     with Netlink(netns) as ours, NetlinkWatch([ours.socket.port], netns) as watch:
         yield Place(ip, ours, watch, netns)
 
