@@ -118,14 +118,13 @@ class Host(support.Namespace):
         return self.overlay.refresh()
 
     def hear(self, done):
-        """Refresh as a controller would until something holds; how long that took, in milliseconds."""
+        """Refresh as a controller would until something holds."""
         began = time.monotonic()
         while not done():
             assert time.monotonic() - began < 20 * support.slow_factor(), "nothing came of it"
             self.overlay.receive()
             if time.monotonic_ns() >= self.overlay.due_ns:
                 self.overlay.refresh()
-        return 1e3 * (time.monotonic() - began)
 
     def leave(self, rail, found=None):
         """Take a rail out of the only target there is."""

@@ -34,7 +34,7 @@ from steering.policy.model import Manage
 from steering.prefixes import Key, LongestPrefix, key_of
 
 _SETTLE_NS: Final = 2 * MS  # changes come in bursts: the kernel's own, and a daemon's answer to them
-_SPACING: Final = 4  # readings take at most a quarter of a processor
+_SPACING: Final = 4  # readings take at most a quarter of a processor; waiting for one, or for the kernel, is free
 _ANYWAY_NS: Final = 30_000 * MS
 _RETRY_NS: Final = 1_000 * MS
 _GONE: Final = (errno.ENOENT, errno.EINVAL, errno.ESRCH)  # a group, a hop of one, a route
@@ -281,8 +281,8 @@ class Overlay(Closing):
         SwerveError
             If the kernel cannot be read or written; ask again when due.
         """
-        began = time.monotonic_ns()
-        self.due_ns = began + _RETRY_NS
+        began_cpu_ns = time.thread_time_ns()
+        self.due_ns = time.monotonic_ns() + _RETRY_NS
         objects = self._read()
         self._numbers.skip(foreign_ids(objects))
         found = self._look(objects)
@@ -296,7 +296,7 @@ class Overlay(Closing):
         events = tuple(each for each in failed if each not in self.complaints)
         self.complaints = frozenset(failed)
         now = time.monotonic_ns()
-        self._free_ns = now + _SPACING * (now - began)
+        self._free_ns = now + _SPACING * (time.thread_time_ns() - began_cpu_ns)
         self.due_ns = now + (_RETRY_NS if failed else objects.lasts_ns or _ANYWAY_NS)
         return self._found(objects, events)
 
