@@ -192,7 +192,7 @@ def test_a_short_queue_loses_packets_and_counts_them(lab):
     receiver = Receiver(lab, lab.hosts[1], lab.hosts[1].interfaces[0].address)
     send(lab, lab.hosts[0], receiver.address, 1)  # the neighbours know each other: nothing is lost there
     receiver.wait_for(1)
-    lab.congest(1, "400kbit", queue_bytes=4000)
+    lab.congest(1, "100kbit", queue_bytes=4000)
     sent = arrived = dropped = 0
 
     def settled():
