@@ -31,14 +31,14 @@ POLICY = "version: 1\nmanage: {{destinations: [{address}/32]}}\nports: {{keep: {
 _LIMIT_S = 300.0
 
 
-def avoided(bench: str) -> None:
-    """Emit `avoided` for a slow and for a dead way, in percent of new connections."""
+def avoided(bench: str, loss: float = 0.0, suffix: str = "") -> None:
+    """Emit `avoided` for a slow and for a dead way, in percent of new connections; the rail loses this share of all."""
     with Lab.up(f"bench-avoided-{os.getpid()}", hosts=2, rails=1, inner=4) as lab:
         steering_kit.agents(lab)
-        _measure(bench, lab)
+        _measure(bench, lab, loss, suffix)
 
 
-def _measure(bench: str, lab: Lab) -> None:
+def _measure(bench: str, lab: Lab, loss: float, suffix: str) -> None:
     client, server = lab.hosts
     with (
         kit.serving(server, [server.service]),
@@ -47,6 +47,8 @@ def _measure(bench: str, lab: Lab) -> None:
     ):
         _wait(client, server, lambda known, _: known >= 2 * KEEP, "ports are learnt")
         for case in ("slow", "dead"):
+            if loss:
+                lab.lose(1, loss)
             before = _share(ways, client, server)
             if case == "slow":
                 lab.congest(1, "10mbit", 40_000, toward=2, inner=BAD)
@@ -57,7 +59,7 @@ def _measure(bench: str, lab: Lab) -> None:
             after = _share(ways, client, server)
             emit(
                 *(bench, "avoided", after, "% of connections", "lower"),
-                case=case,
+                case=case + suffix,
                 peer="unaided",
                 peer_value=before,
                 n=CONNECTIONS,

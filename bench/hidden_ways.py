@@ -1,9 +1,10 @@
 """Ways behind the first hop, found and judged by agents as shipped: are all met, is the bad one named, and where?
 
-    python bench/hidden_ways.py [--trials 40] [--faults 20] [--left 5]
+    python bench/hidden_ways.py [--trials 40] [--faults 20] [--left 5] [--loss 0.05]
 
 A lab whose rail hashes flows over inner ways; pairs of hosts probe each other, so several trials run at once. Routers
-limit ICMP as Linux does. IPv4 and IPv6 alternate.
+limit ICMP as Linux does. IPv4 and IPv6 alternate. With `--loss` the rail also loses this share of all packets it
+forwards, in each direction (cases *_loss5 and so on), in the labs of the first three figures.
 
 count_right
     share of trials in which the number of ways is told, and right, 10 s after both agents of a pair serve clients.
@@ -112,30 +113,36 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=40)
     parser.add_argument("--faults", type=int, default=20)
     parser.add_argument("--left", type=int, default=5)
+    parser.add_argument("--loss", type=float, default=0.0)
     wanted = parser.parse_args()
+    loss: float = wanted.loss
+    suffix = f"_loss{100 * loss:g}" if loss else ""
     if wanted.trials or wanted.faults:
         with lab_of(2) as pairs, running(pairs):  # compiles what is not in the cache
             wait_until(lambda: all(pair.hear() for pair in pairs), "all agents measure", HEALED_WITHIN_S)
     if wanted.trials:
-        right = [each for seed in range(-(-wanted.trials // (2 * PAIRS))) for each in count(seed)][: wanted.trials]
-        emit("hidden_ways", "count_right", sum(right) / len(right), "share", "higher", n=len(right))
+        seeds = range(-(-wanted.trials // (2 * PAIRS)))
+        right = [each for seed in seeds for each in count(seed, loss)][: wanted.trials]
+        emit("hidden_ways", "count_right", sum(right) / len(right), "share", "higher", case=suffix[1:], n=len(right))
     if wanted.faults:
-        with lab_of(FAULTY_WAYS) as pairs, running(pairs):
+        with lab_of(FAULTY_WAYS, loss) as pairs, running(pairs):
             for case in HOP:
-                tell(case, faults(pairs, case, wanted.faults))
-        avoided("hidden_ways")
+                tell(case + suffix, faults(pairs, case, wanted.faults, loss))
+        avoided("hidden_ways", loss, suffix)
     if wanted.left:
         left("hidden_ways", wanted.left)
 
 
 @contextlib.contextmanager
-def lab_of(ways: int) -> Iterator[list[Pair]]:
-    """A lab with so many ways, and its pairs of hosts."""
+def lab_of(ways: int, loss: float = 0.0) -> Iterator[list[Pair]]:
+    """A lab with so many ways, which loses this share of packets, and its pairs of hosts."""
     name = f"bench-ways-{os.getpid()}"
     with Lab.up(name, hosts=2 * PAIRS, rails=1, rate="100mbit", ipv6=True, inner=ways) as lab:
         pairs = [Pair(lab, tuple(lab.hosts[2 * place : 2 * place + 2]), 4 + 2 * (place % 2)) for place in range(PAIRS)]  # type: ignore[arg-type]
         for pair in pairs:
             pair.prepare()
+        if loss:
+            lab.lose(1, loss)
         yield pairs
 
 
@@ -153,11 +160,11 @@ def running(pairs: Sequence[Pair]) -> Iterator[None]:
             pair.stop()
 
 
-def count(seed: int) -> list[bool]:
+def count(seed: int, loss: float) -> list[bool]:
     """Two trials of every pair: whether the number of ways was told in time, and right."""
     ways = random.Random(seed).randint(2, 6)
     found = []
-    with lab_of(ways) as pairs:
+    with lab_of(ways, loss) as pairs:
         for _ in range(2):
             with running(pairs):
                 began = time.monotonic()
@@ -179,7 +186,7 @@ class Fault:
     others: bool  # whether anything else was called bad
 
 
-def faults(pairs: Sequence[Pair], case: str, wanted: int) -> list[Fault]:
+def faults(pairs: Sequence[Pair], case: str, wanted: int, loss: float) -> list[Fault]:
     """Hurt one way of each pair, again and again."""
     drawn, found = random.Random(case), list[Fault]()
     while len(found) < wanted:
@@ -199,6 +206,8 @@ def faults(pairs: Sequence[Pair], case: str, wanted: int) -> list[Fault]:
             hurt.append(pair.router(way))
         found += follow(pairs, case, hurt, began)
         pairs[0].lab.heal()
+        if loss:
+            pairs[0].lab.lose(1, loss)
         note(f"{case}: {found[-len(pairs) :]}")
     return found[:wanted]
 
