@@ -17,8 +17,8 @@ utilisation_ratio
     What the port sent in the time of the requests, with holds over without. Bar: 0.95.
 ring_ratio
     Four all-reduces of 8 hosts in a ring (14 chunks of 32 kB each) together, with holds; peer: without. Here `ratio` is
-    what counts. Bar: 0.85. Cases: ring_shared, all hops through the port, as if each next host were in another rack,
-    beside two bulk connections; ring_hop, one hop through it, beside four.
+    what counts. Bar: 0.85. Cases: ring, all hops through the port, as if each next host were in another rack;
+    ring_shared, the same beside two bulk connections; ring_hop, one hop through it, beside four.
 fair_share
     What the first of two groups of four hosts receives, relative to half; the second group starts 1 s later, each host
     has one connection. Peer: without holds. Cases: groups, both hold, bar 0.9 to 1.1; beside_others, only the first
@@ -70,7 +70,7 @@ LOADS: Final = {
 # Both as by default in use.
 LIMITS: Final = HoldLimits(threshold_ns=MS, longest_ns=50 * MS, fresh_ns=200 * MS, floor=125_000, gain=256)
 RING, CHUNK_BYTES, REDUCED = 8, 32_000, 4
-RINGS: Final = {"ring_shared": 2, "ring_hop": 4}  # with so many bulk connections
+RINGS: Final = {"ring": 0, "ring_shared": 2, "ring_hop": 4}  # with so many bulk connections
 GROUP: Final = 4
 SHARES: Final = {"groups": 2 * GROUP, "beside_others": GROUP}  # so many hosts hold
 SETTLE_NS, SPAN_NS = 1000 * MS, 3000 * MS
@@ -146,7 +146,7 @@ def desert(lab: Lab, prober: Prober, number: signal.Signals) -> None:
 def reduce(lab: Lab, case: str, prober: Prober | None = None) -> list[int]:
     """Ring all-reduces, beside bulk connections of other hosts through the port."""
     port, *others = lab.hosts
-    if case == "ring_shared":
+    if case != "ring_hop":
         ring = [(each, port) for each in others[:RING]]
     else:
         hosts = lab.hosts[:RING]
