@@ -87,6 +87,7 @@ def replay(
     """
     from pytools.recording.reader import Read
     from pytools.views import export, follow, history_query, query
+    from pytools.views.filters import Query
 
     wanted, told = _wanted(types, asked, since, until), Read()
     recording = recording_of(options) if file is None else None
@@ -100,7 +101,7 @@ def replay(
         order = None if asked.sort is None else query.sort_word(kind, asked.sort)
         known = history_query.model(found, told)
         if known.host:  # else there is nothing to be seen of anybody
-            follow.show_model(kind, known, options.json, options.color, query.Query(wanted.filters, order))
+            follow.show_model(kind, known, options.json, options.color, Query(wanted.filters, order))
         elif file is not None:
             click.echo(f"swerve: {file}: no signal matches", err=True)
     _tell_of(told, recording)

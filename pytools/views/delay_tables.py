@@ -19,9 +19,9 @@ from pytools.signals import AnySignal, AppDelay, Delay, Path, PathDelay, PathLiv
 from pytools.units import UNKNOWN, duration, share
 from pytools.views.columns import Column, Listing, Order, figure, much, named
 from pytools.views.empty_states import no_app_delays, no_ways
+from pytools.views.filters import Query
 from pytools.views.model import Model, is_whole_path
 from pytools.views.overview import Overview, Part, kind_first
-from pytools.views.query import Query
 from pytools.views.tables import bound, clock_state, endpoint, offset, one_way_bound, way
 
 

@@ -20,9 +20,9 @@ from pytools.views import (
     tcp_tables,
 )
 from pytools.views.columns import Listing
+from pytools.views.filters import Query
 from pytools.views.model import Model
 from pytools.views.overview import Overview
-from pytools.views.query import Query
 
 Draw = Callable[[Model, Sequence[AnySignal], Query], RenderableType]
 

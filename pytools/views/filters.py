@@ -163,6 +163,22 @@ class Filters:
         return " ".join(f"--{name} {value}" for name, values in self.wanted.items() for value in values)
 
 
+@dataclass(frozen=True)
+class Query:
+    """Filters and order of one table; the usual order where none is asked for."""
+
+    filters: Filters = field(default_factory=Filters)
+    sort: str | None = None
+
+    def said(self) -> str:
+        """The filters behind a title; empty when there are none."""
+        return f" ({self.filters})" if self.filters else ""
+
+    def none_passes(self, host: str) -> str:
+        """Why no row is shown where filters let none of a host's pass; empty when there are no filters."""
+        return f"{host}: nothing passes {self.filters}" if self.filters else ""
+
+
 def parse(**given: Sequence[Any]) -> Filters:
     """Filters from words of the command line, by name.
 

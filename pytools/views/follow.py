@@ -15,10 +15,9 @@ from pytools.errors import SwerveError
 from pytools.ipc.client import Client
 from pytools.signals import AnySignal, RdmaQueuePair, TcpFlow
 from pytools.views import export
-from pytools.views.filters import Filters
+from pytools.views.filters import Filters, Query
 from pytools.views.kinds import VIEWS, View
 from pytools.views.model import Model, fold
-from pytools.views.query import Query
 
 if TYPE_CHECKING:
     from rich.console import Console

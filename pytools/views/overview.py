@@ -13,8 +13,8 @@ from pytools.signals import AnySignal
 from pytools.units import duration
 from pytools.views import tables
 from pytools.views.columns import Listing
+from pytools.views.filters import Query
 from pytools.views.model import Model
-from pytools.views.query import Query
 
 Nothing = Callable[[Model, Query], str]
 

@@ -1,31 +1,14 @@
-"""What a person asked a table for: filters, and the column to sort by. Pure."""
+"""What a person asked a table for, checked against what the table has. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from pytools.errors import UsageError
 from pytools.views import filters
-from pytools.views.filters import Filters, chosen
+from pytools.views.filters import Query, chosen
 from pytools.views.kinds import VIEWS
-
-
-@dataclass(frozen=True)
-class Query:
-    """Filters and order of one table; the usual order where none is asked for."""
-
-    filters: Filters = field(default_factory=Filters)
-    sort: str | None = None
-
-    def said(self) -> str:
-        """The filters behind a title; empty when there are none."""
-        return f" ({self.filters})" if self.filters else ""
-
-    def none_passes(self, host: str) -> str:
-        """Why no row is shown where filters let none of a host's pass; empty when there are no filters."""
-        return f"{host}: nothing passes {self.filters}" if self.filters else ""
 
 
 def asked_for(kind: str, sort: str | None, given: Mapping[str, Sequence[Any]]) -> Query:

@@ -16,9 +16,9 @@ from pytools.signals import AnySignal, Bandwidth, RdmaPort, RdmaQueuePair, RdmaS
 from pytools.units import duration
 from pytools.views import empty_states, tables
 from pytools.views.columns import Column, Listing, figure, little, much, named
+from pytools.views.filters import Query
 from pytools.views.model import KEPT, Model, is_silent
 from pytools.views.overview import Overview, Part
-from pytools.views.query import Query
 from pytools.views.tables import alarm, number
 
 _WINDOW: Final = 8  # messages; of the windows that are kept, the one that neither jumps nor lags

@@ -16,9 +16,9 @@ from pytools import units
 from pytools.signals import AnySignal, PacketDrops, Retransmissions, TcpFlow, TcpHost, TcpNamespace, TcpPath
 from pytools.units import duration
 from pytools.views import tables
+from pytools.views.filters import Query
 from pytools.views.model import KEPT, Model
 from pytools.views.overview import Overview, Part, filters_first
-from pytools.views.query import Query
 from pytools.views.tcp_columns import CAUSES, flows, namespaces, paths, reasons
 
 _NO_PATH_IS: Final = (

@@ -26,10 +26,10 @@ from pytools.sources.gpu.queries import queries
 from pytools.sources.gpu.readings import Readings
 from pytools.sources.gpu.source import GpuSource
 from pytools.views import drawing, network_panel
+from pytools.views.filters import Query
 from pytools.views.metrics.model import Model as Metrics
 from pytools.views.metrics.series import expose
 from pytools.views.model import Model, fold
-from pytools.views.query import Query
 
 LOST, UNSUPPORTED, MISSING, MEMORY = 15, 3, 13, 20
 

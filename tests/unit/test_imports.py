@@ -6,7 +6,7 @@ Reads the sources; imports nothing. Imports inside functions and under TYPE_CHEC
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import pytest
 from support import ROOT
@@ -147,6 +147,23 @@ def test_every_import_points_down() -> None:
         for complaint in complaints(module, used)
     ]
     assert not wrong, "\n".join(wrong)
+
+
+def circles(graph: Mapping[str, Iterable[str]]) -> list[str]:
+    """The modules that lie on a circle of imports."""
+    left = {
+        module: {used if used in graph else used.rpartition(".")[0] for used in names} & graph.keys() - {module}
+        for module, names in graph.items()
+    }
+    while ends := {module for module, used in left.items() if not used}:
+        left = {module: used - ends for module, used in left.items() if module not in ends}
+    return sorted(left)
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    modules = {module: names for module, names in sources().items() if module not in ("pytools", "steering")}
+    assert circles(modules) == []
+    assert circles({"a": ["b.name"], "b": ["c"], "c": ["a.name"], "d": []}) == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize(

@@ -33,8 +33,8 @@ from pytools.sources.jobs.ras import behind, of_job
 from pytools.sources.jobs.source import JobSource
 from pytools.sources.jobs.traffic import TYPES, Traffic
 from pytools.views import drawing
+from pytools.views.filters import Query
 from pytools.views.model import Model, fold
-from pytools.views.query import Query
 
 SECOND = 10**9
 TORCH = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "n1", "MASTER_PORT": "29500"}

@@ -16,9 +16,9 @@ from pytools import units
 from pytools.signals import Act, AnySignal, Delay, NexthopGroup, PathDelay, Underlay
 from pytools.units import UNKNOWN
 from pytools.views import delay_tables, tables
+from pytools.views.filters import Query
 from pytools.views.kinds import VIEWS
 from pytools.views.model import Model, fold, member_of
-from pytools.views.query import Query
 
 SECOND_NS = samples.SECOND_NS
 

@@ -36,10 +36,10 @@ from pytools.signals import (
 )
 from pytools.units import UNKNOWN
 from pytools.views import drawing, follow, tcp_tables
-from pytools.views.filters import Filters
+from pytools.views.filters import Filters, Query
 from pytools.views.kinds import VIEWS
 from pytools.views.model import FORGOTTEN_NS, KEPT, SILENT_NS, Model, fold, is_silent
-from pytools.views.query import Query, asked_for
+from pytools.views.query import asked_for
 
 SECOND_NS = samples.SECOND_NS
 NEW = ("tcp", "flows", "drops", "links", "events", "rdma", "ports", "suspects")

@@ -1,4 +1,4 @@
-"""Links, addresses, neighbours and policy rules: kernel bytes to frozen records and back.
+"""Links, tunnels, addresses, neighbours and policy rules: kernel bytes to frozen records and back.
 
 Pure: no socket here.
 """
@@ -19,7 +19,6 @@ from pyroute2.netlink.rtnl.ndmsg import ndmsg
 
 from pytools.kernel.netlink.nexthops import Family, ip_family, socket_family
 from pytools.kernel.netlink.socket import attribute, attributes
-from pytools.kernel.netlink.tunnels import Tunnel, tunnel_of
 
 RuleAction = Literal["table", "blackhole", "other"]
 
@@ -46,10 +45,31 @@ _STATES = {
     0x40: "NOARP",
     0x80: "PERMANENT",
 }
-
-
+_UDP: Final = socket.IPPROTO_UDP
+# Kind of device -> (what its options are called by, protocol of the outer packets).
+_KINDS: Final = {
+    "vxlan": ("IFLA_VXLAN", _UDP),
+    "geneve": ("IFLA_GENEVE", _UDP),
+    "wireguard": ("", _UDP),
+    "gre": ("IFLA_GRE", socket.IPPROTO_GRE),
+    "gretap": ("IFLA_GRE", socket.IPPROTO_GRE),
+    "ipip": ("IFLA_IPIP", socket.IPPROTO_IPIP),
+    "sit": ("IFLA_SIT", socket.IPPROTO_IPV6),
+}
 # ARPHRD_* of interfaces whose packets begin with the IP header: TUNNEL, TUNNEL6, SIT, IPGRE, IP6GRE, RAWIP, NONE.
 BARE: Final = frozenset({768, 769, 776, 778, 823, 519, 65534})
+
+
+@dataclass(frozen=True, slots=True)
+class Tunnel:
+    """The outer packets of a tunnel device, or of its packets to one peer."""
+
+    protocol: int  # IPPROTO_*
+    port: int = 0  # the destination's, of UDP; 0: each peer has its own
+    remote: str = ""  # empty: each peer has its own, or it is not known
+    local: str = ""  # empty: the route chooses it
+    link: int = 0  # index of the interface they must leave by; 0: any
+    mark: int = 0  # firewall mark that their route is looked up with
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +135,26 @@ class Rule:
     l3mdev: bool = False  # look up the table of the VRF that the packet belongs to
     suppress: int | None = None  # results with a prefix of at most this length do not count
     body: bytes = field(default=b"", compare=False, repr=False)  # as the kernel wrote it
+
+
+def tunnel_of(kind: str, options: Any) -> Tunnel | None:
+    """What a device sends, by its kind and the decoded options; None: it is no tunnel that is known here."""
+    if kind not in _KINDS:
+        return None
+    prefix, protocol = _KINDS[kind]
+
+    def option(*names: str) -> Any:
+        found = (options.get_attr(f"{prefix}_{name}") for name in names) if options is not None and prefix else ()
+        return next((each for each in found if each and each not in ("0.0.0.0", "::")), None)
+
+    return Tunnel(
+        protocol,
+        option("PORT") or 0,
+        option("REMOTE", "REMOTE6") or "",
+        option("LOCAL", "LOCAL6") or "",
+        option("LINK") or 0,
+        option("FWMARK") or 0,
+    )
 
 
 def link_of(message: ifinfmsg) -> Link:

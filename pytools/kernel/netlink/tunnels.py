@@ -1,4 +1,4 @@
-"""Tunnel devices: what their outer packets are, and the outer address of the peer that an inner packet goes to.
+"""The outer address of the peer that a packet into a tunnel device goes to.
 
 In the network namespace of the calling thread; any thread. A device with no remote address of its own is asked for the
 peer: VXLAN by its forwarding table, WireGuard by its allowed addresses, GRE and IP-in-IP by the gateway.
@@ -8,59 +8,16 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import replace
+from typing import Any, Final
 
 from pyroute2.netlink.rtnl.ndmsg import ndmsg
 
-if TYPE_CHECKING:
-    from pytools.kernel.netlink.routing import Link, Netlink
+from pytools.kernel.netlink.routing import Netlink
+from pytools.kernel.netlink.tables import Link, Tunnel
 
 _GET_NEIGHBOUR: Final = 30
 _EVERYBODY: Final = "00:00:00:00:00:00"  # of a VXLAN forwarding table: where frames to unknown addresses go
-_UDP: Final = socket.IPPROTO_UDP
-# Kind of device -> (what its options are called by, protocol of the outer packets).
-_KINDS: Final = {
-    "vxlan": ("IFLA_VXLAN", _UDP),
-    "geneve": ("IFLA_GENEVE", _UDP),
-    "wireguard": ("", _UDP),
-    "gre": ("IFLA_GRE", socket.IPPROTO_GRE),
-    "gretap": ("IFLA_GRE", socket.IPPROTO_GRE),
-    "ipip": ("IFLA_IPIP", socket.IPPROTO_IPIP),
-    "sit": ("IFLA_SIT", socket.IPPROTO_IPV6),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Tunnel:
-    """The outer packets of a tunnel device, or of its packets to one peer."""
-
-    protocol: int  # IPPROTO_*
-    port: int = 0  # the destination's, of UDP; 0: each peer has its own
-    remote: str = ""  # empty: each peer has its own, or it is not known
-    local: str = ""  # empty: the route chooses it
-    link: int = 0  # index of the interface they must leave by; 0: any
-    mark: int = 0  # firewall mark that their route is looked up with
-
-
-def tunnel_of(kind: str, options: Any) -> Tunnel | None:
-    """What a device sends, by its kind and the decoded options; None: it is no tunnel that is known here."""
-    if kind not in _KINDS:
-        return None
-    prefix, protocol = _KINDS[kind]
-
-    def option(*names: str) -> Any:
-        found = (options.get_attr(f"{prefix}_{name}") for name in names) if options is not None and prefix else ()
-        return next((each for each in found if each and each not in ("0.0.0.0", "::")), None)
-
-    return Tunnel(
-        protocol,
-        option("PORT") or 0,
-        option("REMOTE", "REMOTE6") or "",
-        option("LOCAL", "LOCAL6") or "",
-        option("LINK") or 0,
-        option("FWMARK") or 0,
-    )
 
 
 def to_peer(netlink: Netlink, link: Link, hop: str, address: str) -> Tunnel | None:
@@ -78,7 +35,7 @@ def to_peer(netlink: Netlink, link: Link, hop: str, address: str) -> Tunnel | No
         return _wireguard(link.name, tunnel, address)
     if link.kind == "vxlan":
         return _vxlan(netlink, link.index, tunnel, hop)
-    if not tunnel.remote and tunnel.protocol != _UDP:
+    if not tunnel.remote and tunnel.protocol != socket.IPPROTO_UDP:
         tunnel = replace(tunnel, remote="" if ":" in hop else hop)
     return tunnel if tunnel.remote else None
 

@@ -16,7 +16,8 @@ from pytools.errors import SwerveError
 from pytools.kernel.addresses import mapped
 from pytools.kernel.bpf.loader import Loaded
 from pytools.kernel.netlink.routing import Link, Netlink, Nexthop
-from pytools.kernel.netlink.tunnels import Tunnel, to_peer
+from pytools.kernel.netlink.tables import Tunnel
+from pytools.kernel.netlink.tunnels import to_peer
 from pytools.signals import Path, Underlay
 from pytools.sources.probing.paths import PinnedPath, ways_of
 
