@@ -64,6 +64,21 @@ def emit(
     print(json.dumps(figure), flush=True)
 
 
+def compare(
+    bench: str,
+    name: str,
+    ours: Sequence[float],
+    theirs: Sequence[float],
+    unit: str,
+    better: Literal["lower", "higher"],
+    *,
+    case: str,
+    peer: str,
+) -> None:
+    """Print the median of several runs beside that of a peer's."""
+    emit(bench, name, median(ours), unit, better, case=case, peer=peer, peer_value=median(theirs), n=len(ours))
+
+
 def _rounded(value: float) -> float:
     """Four significant digits: none of these figures has more."""
     return float(f"{value:.4g}")
@@ -226,6 +241,18 @@ def whole(loaded: Loaded) -> Loaded:
         loaded.close()
         raise SwerveError("; ".join(f"{name}: {reason}" for name, reason in loaded.failed.items()))
     return loaded
+
+
+@contextlib.contextmanager
+def until_left(work: Callable[[], None], stop: threading.Event) -> Iterator[None]:
+    """Do this in a thread meanwhile; it ends when `stop` is set."""
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
 
 
 def median(values: Sequence[float]) -> float:

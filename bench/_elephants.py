@@ -24,7 +24,7 @@ sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 
 import msgspec
 import yaml
-from _common import iperf3_server, wait_until
+from _common import iperf3_server, until_left, wait_until
 from fair_rates import fair_rates
 
 from pytools import directories
@@ -297,13 +297,8 @@ def _listening(lab: Lab) -> Iterator[Heard]:
                 elif isinstance(signal, Act):
                     heard.acts.append(signal)
 
-    thread = threading.Thread(target=listen, daemon=True)
-    thread.start()
-    try:
+    with until_left(listen, stop):
         yield heard
-    finally:
-        stop.set()
-        thread.join()
 
 
 @contextlib.contextmanager
@@ -324,13 +319,8 @@ def _sampling(lab: Lab) -> Iterator[list[tuple[int, dict[int, int]]]]:
             }
             samples.append((now, found))
 
-    thread = threading.Thread(target=sample, daemon=True)
-    thread.start()
-    try:
+    with until_left(sample, stop):
         yield samples
-    finally:
-        stop.set()
-        thread.join()
 
 
 def _streams(samples: list[tuple[int, dict[int, int]]]) -> set[int]:

@@ -35,6 +35,7 @@ from _common import (
     median,
     note,
     run_times,
+    until_left,
     veth_pair,
     wait_until,
     whole,
@@ -183,13 +184,8 @@ def ticking(sources: list[Recorder]) -> Iterator[None]:
             for source in sources:
                 source.tick(time.monotonic_ns())
 
-    thread = threading.Thread(target=tick)
-    thread.start()
-    try:
+    with until_left(tick, stop):
         yield
-    finally:
-        stop.set()
-        thread.join()
 
 
 @contextlib.contextmanager
@@ -296,13 +292,10 @@ def sampling(loaded: Loaded, directions: int) -> Iterator[RateControl]:
             control.observe(time.monotonic_ns(), int(is_tcp.sum()), int((~is_tcp).sum()), 0)
             settings.update(0, (directions, control.tcp, control.udp, 0))
 
-    thread = threading.Thread(target=adapt)
-    thread.start()
     try:
-        yield control
+        with until_left(adapt, stop):
+            yield control
     finally:
-        stop.set()
-        thread.join()
         settings.update(0, (0, 31, 31, 0))
 
 

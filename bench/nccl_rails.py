@@ -32,7 +32,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from _common import emit, gpus, median, note, wait_until
+from _common import compare, emit, gpus, median, note, wait_until
 from _sides import LEAVES_DEAD, Side, swerve
 from pyroute2 import IPRoute
 
@@ -279,17 +279,7 @@ def _moved(act: Act) -> int:
 
 def report_spread(jobs: list[Spread]) -> None:
     before, after, even_s, moves, late = zip(*jobs, strict=True)
-    emit(
-        "jobs",
-        "step",
-        median(after),
-        "ms",
-        "lower",
-        case="spread",
-        peer="as_hashed",
-        peer_value=median(before),
-        n=len(jobs),
-    )
+    compare("jobs", "step", after, before, "ms", "lower", case="spread", peer="as_hashed")
     emit("jobs", "step_ratio", max(after) / min(after), "ratio", "lower", case="spread", n=len(jobs))
     emit("jobs", "even_after", max(even_s), "s", "lower", case="spread", n=len(jobs))
     emit("jobs", "moves", max(moves), "flows", "lower", case="spread", n=len(jobs))
@@ -318,17 +308,7 @@ def main() -> None:
             job.goes_on()
     ours, after_kill, healthy = steered(options, f", rto_min: {options.rto_min}", killed=True)
     usual, _, _ = steered(options, "", killed=False)
-    emit(
-        "jobs",
-        "step_longest",
-        median(ours),
-        "ms",
-        "lower",
-        case="silent_rail",
-        peer="nobody",
-        peer_value=median(nobody),
-        n=len(ours),
-    )
+    compare("jobs", "step_longest", ours, nobody, "ms", "lower", case="silent_rail", peer="nobody")
     emit("jobs", "step_longest", median(usual), "ms", "lower", case="silent_rail_200ms", n=len(usual))
     emit("jobs", "step_longest", max(after_kill), "ms", "lower", case="controller_killed", n=len(after_kill))
     emit("jobs", "step", healthy, "ms", "lower", case="healthy", n=1)

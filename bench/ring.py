@@ -18,7 +18,7 @@ sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 
 import numpy as np
 import packets
-from _common import alternating, emit, median
+from _common import alternating, compare
 from packet_runs import PacketRuns
 
 from pytools.errors import CapabilityError
@@ -63,17 +63,7 @@ def main() -> None:
         return checked(len(stamps)) / took
 
     ours, theirs = alternating(ROUNDS, as_array, by_callback)
-    emit(
-        "ring",
-        "records",
-        median(ours),
-        "1/s",
-        "higher",
-        case="probes",
-        peer="bcc_callback",
-        peer_value=median(theirs),
-        n=ROUNDS,
-    )
+    compare("ring", "records", ours, theirs, "1/s", "higher", case="probes", peer="bcc_callback")
 
 
 def loaded() -> tuple[Any, int, Ring]:

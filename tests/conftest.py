@@ -19,6 +19,7 @@ import time
 import uuid
 from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import leaks
 import pytest
@@ -154,33 +155,26 @@ def _own_namespaces() -> None:
     checked(libc.mount(b"tmpfs", b"/run/netns", b"tmpfs", ctypes.c_ulong(0), None), "tmpfs on /run/netns")
 
 
-def _skips_forbidden() -> bool:
-    return os.environ.get("SWERVE_FORBID_SKIPS") == "1"
+_Report = TypeVar("_Report", pytest.TestReport, pytest.CollectReport)
 
 
-def _forbid(report: pytest.TestReport | pytest.CollectReport) -> None:
-    """Turn a skip into a failure; an expected failure stays what it is."""
-    if report.skipped and not hasattr(report, "wasxfail") and isinstance(report.longrepr, tuple):
+def _judged(report: _Report) -> _Report:
+    """Turn a skip into a failure where skips are forbidden; an expected failure stays what it is."""
+    forbidden = os.environ.get("SWERVE_FORBID_SKIPS") == "1"
+    if forbidden and report.skipped and not hasattr(report, "wasxfail") and isinstance(report.longrepr, tuple):
         report.outcome = "failed"
         report.longrepr = f"skipped although SWERVE_FORBID_SKIPS=1: {report.longrepr[2]}"
+    return report
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Fail skipped tests where skips are forbidden."""
-    report = yield
-    if _skips_forbidden():
-        _forbid(report)
-    return report
+    return _judged((yield))
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-    """Fail skipped modules where skips are forbidden."""
-    report = yield
-    if _skips_forbidden():
-        _forbid(report)
-    return report
+    return _judged((yield))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -91,6 +91,8 @@ class World:
         self.now = 100 * SECOND
         self.capacity = dict.fromkeys(range(1, self.rails + 1), 100.0 * MBIT)
         self.dead: set[int] = set()
+        self.refuses = False  # the kernel every pin
+        self.refused: list[FlowAct] = []
         self.unheard: set[int] = set()
         self.silent: set[int] = set()  # rails whose probes are not answered, while those of their siblings are
         self.connections = [
@@ -201,6 +203,10 @@ class World:
                     by_key[key].until_ns = renewal.expires_ns
             self.flows.renewed(renewal, ())
         for act in plan.acts:
+            if self.refuses:
+                self.refused.append(act)
+                self.flows.carried_out(act, self.now, dict.fromkeys(act.flows, "its gateway is not alive"))
+                continue
             self.acts.append((self.now, act))
             if self.dry:
                 self.flows.pretended(act, self.now)

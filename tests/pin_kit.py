@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import support
 
+from pytools.closing import Closing
 from pytools.kernel.bpf import contract, loader
 from pytools.kernel.bpf.maps import Map
 from pytools.kernel.netns import inside
@@ -168,7 +169,7 @@ def _port(frame: bytes) -> int:
     return int.from_bytes(frame[offset + 2 : offset + 4])
 
 
-class Wire:
+class Wire(Closing):
     """A UDP flow from the near host to the far one, and what of it arrives on each rail."""
 
     def __init__(self, rails: Rails, version: int = 4, port: int = 7000) -> None:
@@ -203,12 +204,6 @@ class Wire:
         self.far.close()
         for capture in self._captures.values():
             capture.close()
-
-    def __enter__(self) -> Wire:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 _compiled: dict[bool, tuple[FlowTable, Map]] = {}  # and its counters

@@ -14,6 +14,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
+from pytools.closing import Closing
 from pytools.kernel import socket_filter
 from pytools.kernel.netns import inside
 from pytools.lab.topology import Host, Rail
@@ -36,7 +37,28 @@ _LEARNING_TTL = 8  # a connection's is 63 there
 _LISTEN_BACKLOG = 512
 
 
-class Ways:
+class _Sockets(Closing):
+    """A packet socket at each inner router of a rail, where TCP packets of a host enter it."""
+
+    def __init__(self, rail: Rail, host: Host, family: int) -> None:
+        self._sockets: dict[int, socket.socket] = {}
+        for way in rail.inner:
+            with inside(way.netns):
+                heard = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM)
+            socket_filter.attach(heard, _ONLY_TCP6 if family == 6 else _ONLY_TCP)
+            heard.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
+            heard.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
+            heard.bind((way.ports[host.number - 1].name, _ETH_P_IPV6 if family == 6 else _ETH_P_IP))
+            heard.setblocking(False)
+            self._sockets[way.number] = heard
+
+    def close(self) -> None:
+        """Look no more."""
+        for heard in self._sockets.values():
+            heard.close()
+
+
+class Ways(_Sockets):
     """Which way the connections of a host to a port took.
 
     Parameters
@@ -48,27 +70,8 @@ class Ways:
     """
 
     def __init__(self, rail: Rail, host: Host, port: int = SERVICE) -> None:
+        super().__init__(rail, host, 4)
         self._port = port
-        self._sockets: dict[int, socket.socket] = {}
-        for way in rail.inner:
-            with inside(way.netns):
-                heard = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM)
-            socket_filter.attach(heard, _ONLY_TCP)
-            heard.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
-            heard.bind((way.ports[host.number - 1].name, _ETH_P_IP))
-            heard.setblocking(False)
-            self._sockets[way.number] = heard
-
-    def close(self) -> None:
-        """Count no more."""
-        for heard in self._sockets.values():
-            heard.close()
-
-    def __enter__(self) -> Ways:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def taken(self, destination: str = "") -> Counter[int]:
         """Connections by way since this was last asked, to one address or all."""
@@ -142,7 +145,7 @@ def connect(host: Host, address: str, count: int, at_once: int = 20, wait_s: flo
     return answered
 
 
-class LiveWays:
+class LiveWays(_Sockets):
     """Which way each TCP connection of a host over one family takes, by its packets where they enter an inner router.
 
     Parameters
@@ -154,28 +157,8 @@ class LiveWays:
     """
 
     def __init__(self, rail: Rail, host: Host, port: int = SERVICE, family: int = 6) -> None:
+        super().__init__(rail, host, family)
         self._port, self._family = port, family
-        self._sockets: dict[int, socket.socket] = {}
-        for way in rail.inner:
-            with inside(way.netns):
-                heard = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM)
-            socket_filter.attach(heard, _ONLY_TCP6 if family == 6 else _ONLY_TCP)
-            heard.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
-            heard.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
-            heard.bind((way.ports[host.number - 1].name, _ETH_P_IPV6 if family == 6 else _ETH_P_IP))
-            heard.setblocking(False)
-            self._sockets[way.number] = heard
-
-    def close(self) -> None:
-        """Look no more."""
-        for heard in self._sockets.values():
-            heard.close()
-
-    def __enter__(self) -> LiveWays:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def packets(self) -> Iterator[tuple[float, int, int]]:
         """Those since this was last asked: when (CLOCK_REALTIME, s), by which way, of which local port."""

@@ -188,6 +188,7 @@ class Metric(Host):
     """A route for each hop, one better than the other."""
 
     first, drained = frozenset({1}), frozenset({2})
+    patience_s = 30  # until its daemon's routes are there
 
     def lay(self, family: int, rails: tuple[int, ...]) -> None:
         for rail in RAILS:
@@ -196,6 +197,20 @@ class Metric(Host):
                 self.ip(f"-{family}", "route", "replace", PREFIX[family], *_hop(family, rail), *metric)
             else:
                 self.ip(f"-{family}", "route", "del", PREFIX[family], *metric)
+
+    @contextlib.contextmanager
+    def _at_work(self, daemon: Any) -> Iterator[None]:
+        daemon.start()
+        try:
+            self._has(RAILS)
+            yield
+        finally:
+            daemon.stop()
+
+    def _has(self, rails: tuple[int, ...]) -> None:
+        """Wait until the daemon's routes leave by these rails."""
+        wanted = {(family, rail) for family in FAMILIES for rail in rails}
+        support.wait_until(lambda: self.hops() == wanted, self.patience_s, f"it routes by {rails}")
 
 
 class SourceTable(Host):
@@ -352,12 +367,8 @@ class ByFiles(Metric):
         with tempfile.TemporaryDirectory() as place:
             self._daemon = self.daemon(self.netns, File(place))
             self._write(RAILS)
-            self._daemon.start()
-            try:
-                self._has(RAILS)
+            with self._at_work(self._daemon):
                 yield
-            finally:
-                self._daemon.stop()
 
     def restart(self) -> int:
         """Start it again; its process number."""
@@ -385,10 +396,6 @@ class ByFiles(Metric):
     def file(self, rail: int, routed: tuple[int, ...]) -> tuple[str, str]:
         """Name and text of the file of a rail, with routes of these families."""
         raise NotImplementedError
-
-    def _has(self, rails: tuple[int, ...]) -> None:
-        wanted = {(family, rail) for family in FAMILIES for rail in rails}
-        support.wait_until(lambda: self.hops() == wanted, 30, f"it routes by {rails}")
 
 
 class Networkd(ByFiles):
@@ -437,6 +444,7 @@ class Leased(Metric):
     """
 
     specific = False
+    patience_s = 90  # a client whose request met no server, as that was just started again, asks again after 60 s
     renewal_s = 19  # networkd does not repeat a request before 60 s, and misses answers when it asks more often
 
     @contextlib.contextmanager
@@ -449,12 +457,10 @@ class Leased(Metric):
             self.server = routing_daemons.Dnsmasq(self.peer, place)
             self._client = self._made(place)
             self._serve(RAILS)
-            self._client.start()
             try:
-                self._has(RAILS)
-                yield
+                with self._at_work(self._client):
+                    yield
             finally:
-                self._client.stop()
                 self.server.stop()
 
     def _made(self, place: File) -> routing_daemons.Dhclient | routing_daemons.ByFiles:
@@ -489,11 +495,6 @@ class Leased(Metric):
             text += f"dhcp-range=fd00:{rail}::,ra-only,64\nra-param={name},{preference}4,{600 if routed else 0}\n"
             text += "" if routed else f"dhcp-option=tag:{name},3\n"
         self.server.serve(text)
-
-    def _has(self, rails: tuple[int, ...]) -> None:
-        wanted = {(family, rail) for family in FAMILIES for rail in rails}
-        # A client whose request met no server, as that was just started again, asks again after 60 s.
-        support.wait_until(lambda: self.hops() == wanted, 90, f"it routes by {rails}")
 
 
 class Dhclient(Leased):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
-import os
 import shutil
 import socket
 import struct
@@ -362,12 +361,7 @@ def _subject(attributes: bytes) -> str:
 
 def ports_of(pid: int, netns: str) -> set[int]:
     """The netlink ports of a process's open sockets in a namespace."""
-    inodes = set()
-    for link in Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(OSError):
-            target = os.readlink(link)
-            if target.startswith("socket:["):
-                inodes.add(target[8:-1])
+    inodes = support.socket_inodes(pid)
     with inside(netns):
         rows = Path("/proc/thread-self/net/netlink").read_text().splitlines()[1:]
     return {int(row.split()[2]) for row in rows if row.split()[1] == "0" and row.split()[9] in inodes}

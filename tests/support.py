@@ -225,6 +225,17 @@ def lives(pid: int) -> bool:
         return False
 
 
+def socket_inodes(pid: int) -> set[str]:
+    """The numbers by which /proc/net lists a process's open sockets."""
+    inodes = set()
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            target = os.readlink(link)
+            if target.startswith("socket:["):
+                inodes.add(target[8:-1])
+    return inodes
+
+
 def bring_up(interface: str) -> None:
     """Set an interface of the namespace that the calling thread is in up; no process is started for it."""
     get_flags, set_flags, up = 0x8913, 0x8914, 1  # SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP

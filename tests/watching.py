@@ -9,7 +9,7 @@ import contextlib
 import selectors
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import support
@@ -40,6 +40,14 @@ def send_now(sender: Sender) -> None:
     sender.note_sent()
 
 
+def mesh_of(keep: Callable[..., Any], config: AgentConfig, bus: Bus) -> tuple[loader.Loaded, Netlink, ProbeMesh]:
+    """A mesh and what it works with, in the namespace that we are in; `keep` closes each in the end."""
+    loaded = keep(loader.load([programs.probes(config)]))
+    assert loaded.failed == {}
+    netlink = keep(Netlink())
+    return loaded, netlink, keep(contextlib.closing(ProbeMesh(config, loaded, netlink, bus)))
+
+
 class Watcher:
     """One host: its sources, and all that they have told.
 
@@ -59,11 +67,7 @@ class Watcher:
         self._told = self.bus.subscribe(frozenset({"link_event", "path_mtu", "path_ecn"}))
         try:
             with netns.inside(namespace):
-                loaded = keep(loader.load([programs.probes(config)]))
-                assert loaded.failed == {}
-                self.netlink = keep(Netlink())
-                self.mesh = ProbeMesh(config, loaded, self.netlink, self.bus)
-                self._closing.callback(self.mesh.close)
+                loaded, self.netlink, self.mesh = mesh_of(keep, config, self.bus)
                 self.selector = keep(selectors.DefaultSelector())
                 self.mesh.register(self.selector)
                 self.ecn = PathEcnSource(config, loaded, self.bus, lambda: self.mesh.paths.current)

@@ -23,16 +23,14 @@ from pytools.estimators.delays import FOREIGN_BOUND_NS
 from pytools.estimators.windows import MISSING
 from pytools.ipc.bus import Bus
 from pytools.kernel import netns
-from pytools.kernel.bpf import attach, loader
+from pytools.kernel.bpf import attach
 from pytools.kernel.netlink.routing import PROTOCOL, Member, Netlink
 from pytools.lab.building import agent_config
 from pytools.lab.fabric import Lab
 from pytools.lab.topology import group_id
 from pytools.signals import AnySignal, Path, PathDelay, ProbeSamples
-from pytools.sources import programs
 from pytools.sources.probing import planner
 from pytools.sources.probing.measurements import DUPLICATES, LOST, RECEIVED, REORDERED, SENT
-from pytools.sources.probing.mesh import ProbeMesh
 from pytools.sources.probing.program import NUMBERS
 from pytools.sources.probing.send_log import SendLog
 from pytools.sources.probing.sessions import EXTRA_EVERY_NS, EXTRA_TICKS, PROBES, Results
@@ -53,11 +51,7 @@ class Node:
         keep = self._closing.enter_context
         try:
             with netns.inside(namespace):
-                loaded = keep(loader.load([programs.probes(config)]))
-                assert loaded.failed == {}
-                self.netlink = keep(Netlink())
-                self.mesh = ProbeMesh(config, loaded, self.netlink, self.bus)
-                self._closing.callback(self.mesh.close)
+                loaded, self.netlink, self.mesh = watching.mesh_of(keep, config, self.bus)
                 for interface in self.mesh.interfaces() if hooks else ():
                     keep(attach.attach_tc(loaded.programs["probe_egress"], interface, "egress"))
                     keep(attach.attach_tc(loaded.programs["probe_ingress"], interface, "ingress"))

@@ -112,8 +112,10 @@ def test_without_a_successor_the_rules_are_deleted_in_the_end(host, agent, tmp_p
     assert "stays for 1 s, for a successor" in controller.errors and not kept(controller)
 
 
-def test_a_policy_may_have_nothing_kept(host, agent, tmp_path):
-    with controlled(host, kit.policy_file(tmp_path), "--apply") as controller:
+@pytest.mark.parametrize("why", ["policy", "confirm"])
+def test_a_policy_may_have_nothing_kept_and_a_run_that_nobody_confirmed_is_not(host, agent, policy, tmp_path, why):
+    file, more = (kit.policy_file(tmp_path), ()) if why == "policy" else (policy, ("--confirm", "60s"))
+    with controlled(host, file, "--apply", *more) as controller:
         left(host, agent)
         controller.kill()
         support.wait_until(lambda: host.weights() == EVEN, 20, "the weights are back")
@@ -206,14 +208,6 @@ def test_a_planned_restart_hands_over_and_an_interrupt_puts_back(host, agent, po
             began = len(deleted)
             assert second.end(signal.SIGINT) == 130
             assert host.weights() == EVEN and second.lock_is_free() and began == 0
-
-
-def test_a_run_that_nobody_confirmed_is_not_kept(host, agent, policy):
-    with controlled(host, policy, "--apply", "--confirm", "60s") as controller:
-        left(host, agent)
-        controller.kill()
-        support.wait_until(lambda: host.weights() == EVEN, 20, "the weights are back")
-    assert "stays for" not in controller.errors
 
 
 def test_a_successor_that_ends_before_it_is_ready_leaves_all_to_the_next(host, agent, policy):

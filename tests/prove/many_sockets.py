@@ -64,12 +64,7 @@ def answered(hosts: Sequence[Host], seconds: float) -> dict[str, tuple[int, int]
 
 def sockets_of(agent: subprocess.Popen[str], host: Host) -> dict[int, tuple[int, int]]:
     """The agent's UDP ports: bytes that wait at each, and datagrams dropped there."""
-    inodes = set()
-    for each in Path(f"/proc/{agent.pid}/fd").iterdir():
-        with contextlib.suppress(OSError):
-            target = os.readlink(each)
-            if target.startswith("socket:["):
-                inodes.add(target[8:-1])
+    inodes = support.socket_inodes(agent.pid)
     found: dict[int, tuple[int, int]] = {}
     with inside(host.netns):
         rows = [

@@ -258,10 +258,16 @@ def test_an_own_route_that_comes_and_goes_does_not_hide_a_queue() -> None:
     assert path.clear() and max(path.last) < ALLOWED_NS
 
 
-def test_several_ways_at_once_are_no_other_route() -> None:
+def of_two_ways() -> Path:
+    """A path on which packets of another hop count have been seen for a minute."""
     path = Path()
     path.also = {(60, 60)}
     path.run(60)
+    return path
+
+
+def test_several_ways_at_once_are_no_other_route() -> None:
+    path = of_two_ways()
     path.queues[0] = full(17 * MS, 1_200)
     path.also = set()
     path.run(100)
@@ -487,9 +493,7 @@ def test_evidence_of_another_route_is_to_be_seen_for_a_whole_window_by_one_agent
 
 
 def test_ways_that_were_seen_at_once_are_known_to_a_successor() -> None:
-    path = Path()
-    path.also = {(60, 60)}
-    path.run(60)
+    path = of_two_ways()
     path.queues[0] = full(17 * MS, 1_200)
     path.also, path.ttls = set(), (60, 60)
     path.restart()

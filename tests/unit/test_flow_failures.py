@@ -77,17 +77,9 @@ def test_a_refused_pin_off_a_failed_path_waits_a_moment() -> None:
     world = World([1, 1, 2], text=SILENT)
     world.run(3)
     world.kill(1)
-    told = []
-
-    def refuse() -> None:
-        plan = world.flows.decide(world.engine.paths, world.engine.groups.values(), world.now)
-        for act in plan.acts:
-            told.append(world.now)
-            world.flows.carried_out(act, world.now, dict.fromkeys(act.flows, "its gateway is not alive"))
-
-    world.steer = refuse  # type: ignore[method-assign]
+    world.refuses = True
     world.run(2)
-    assert 2 <= len(told) <= 2 * SECOND // SETTLE_NS + 1
+    assert 2 <= len(world.refused) <= 2 * SECOND // SETTLE_NS + 1
 
 
 def test_a_dry_run_says_once_per_lease_that_it_would_leave_a_failed_path() -> None:

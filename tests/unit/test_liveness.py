@@ -74,6 +74,13 @@ class World:
     def now(self, path: int = 0) -> PathLiveness:
         return self.liveness.signal(path, "h1", self.now_ns, 1)
 
+    def silence(self, probes: int) -> None:
+        """Probes that are not answered, and a look after each."""
+        for _ in range(probes):
+            self.send(0)
+            self.wait(INTERVAL_NS)
+            self.look()
+
     def steady(self, probes: int, turnaround_ns: int = 4 * MS, path: int = 0) -> None:
         """Probes that are answered, and a look at each answer."""
         for _ in range(probes):
@@ -369,10 +376,7 @@ def test_probes_that_do_not_count_end_a_silence_and_a_run_but_lengthen_none() ->
     for _ in range(3):
         world.answer(0, world.now_ns, counting=False)
     assert world.now().answered_run == 10
-    for _ in range(4):
-        world.send(0)
-        world.wait(INTERVAL_NS)
-        world.look()
+    world.silence(4)
     assert world.now().missed == 4
     world.answer(0, world.now_ns - INTERVAL_NS, counting=False)
     world.look()
@@ -386,10 +390,7 @@ def test_probes_that_do_not_count_end_a_silence_and_a_run_but_lengthen_none() ->
 
 def test_a_long_silence_is_told_in_ever_so_many_probes_only() -> None:
     world = World()
-    for _ in range(200):
-        world.send(0)
-        world.wait(INTERVAL_NS)
-        world.look()
+    world.silence(200)
     told = [(signal.missed, signal.at_ns) for signal in world.told]
     assert [missed for missed, _ in told][1:TOLD_SINGLY] == list(range(2, TOLD_SINGLY + 1))
     later = [at_ns for missed, at_ns in told if missed >= TOLD_SINGLY]
@@ -564,16 +565,10 @@ def test_the_run_is_what_lies_behind_the_last_loss(loss_every: int) -> None:
 def test_an_outage_is_not_taken_for_random_loss() -> None:
     """Nor is what was lost before the first answer: a path that answers again is judged as quickly as before."""
     world = World()
-    for _ in range(20):
-        world.send(0)
-        world.wait(INTERVAL_NS)
-        world.look()
+    world.silence(20)
     world.steady(300, turnaround_ns=MS)
     assert world.now().limit == 3
-    for _ in range(100):
-        world.send(0)
-        world.wait(INTERVAL_NS)
-        world.look()
+    world.silence(100)
     world.steady(5, turnaround_ns=MS)
     assert (world.now().recent_loss, world.now().limit) == (0.0, 3)
 
