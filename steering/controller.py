@@ -25,6 +25,7 @@ from steering.acting.acts_file import ActsFile
 from steering.acting.background import Later
 from steering.acting.bonds import BondActing
 from steering.acting.change_loop import ChangeLoop
+from steering.acting.holds import HoldActing
 from steering.acting.hooks import HookActing
 from steering.acting.memory import Succession, UsualFile
 from steering.acting.packets import PacketActing
@@ -159,7 +160,8 @@ class Controller:
             self.engine, self._acting, self._options.apply, self.agent.poll, self._refusal, self._acted
         )
         name, apply = self._options.netns, self._options.apply
-        packets = PacketActing(self._policy, name, apply, self.engine, self._netlink, self.output, self.agent.publish)
+        holds = HoldActing(self._policy, apply, self.engine, self._netlink, self.output, self.agent.publish)
+        packets = PacketActing(self._policy, name, apply, self.engine, self.output, holds)
         self.packets = self._stack.enter_context(packets)
         keeps = UsualFile(directories.runtime_dir(self._options.netns), self.engine.usual, self._say)
         self._usual_file = self._stack.enter_context(keeps)

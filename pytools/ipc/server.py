@@ -333,21 +333,13 @@ class ReadServer(Server):
     """Serves a bus for reading only, also to a group: who reads metrics needs no right to steer.
 
     Such a client subscribes; what it publishes is refused with an error, counted, and ends its connection. It has
-    places and a bound on what it sends of its own, so that it keeps nobody from the other socket.
+    places and a bound on what it sends of its own, so that it keeps nobody from the other socket. Any user may connect
+    to it; who is not root, the agent's user, or in the group is shown out.
 
     Parameters
     ----------
-    path : Path
-        The socket. Any user may connect to it; who is not root, the agent's user, or in the group is shown out.
     group : int or None
         The group that may read; None for nobody else.
-    long_window_ns : int
-        Shorter windows of a path are details.
-
-    Raises
-    ------
-    SwerveError
-        As `Listener` does.
     """
 
     publishes = False

@@ -60,26 +60,24 @@ class TrackWriter:
 
     def flush(self) -> None:
         """Have all that was written in the file, so that it can be read whatever becomes of us."""
-        if self._fd < 0:
-            return
-        try:
-            self._put(self._deflate.flush(zlib.Z_SYNC_FLUSH))
-            self._unflushed = 0
-        except OSError as error:
-            self._fail(error)
+        self._flushed(zlib.Z_SYNC_FLUSH)
 
     def close(self) -> None:
         """End the segment in order."""
+        if self._flushed(zlib.Z_FINISH):
+            os.close(self._fd)
+            self._fd = -1
+
+    def _flushed(self, mode: int) -> bool:
         if self._fd < 0:
-            return
+            return False
         try:
-            self._put(self._deflate.flush(zlib.Z_FINISH))
+            self._put(self._deflate.flush(mode))
             self._unflushed = 0
         except OSError as error:
             self._fail(error)
-            return
-        os.close(self._fd)
-        self._fd = -1
+            return False
+        return True
 
     def _put(self, data: bytes) -> None:
         if self._total + len(data) > self._limit_bytes:

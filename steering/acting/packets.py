@@ -13,7 +13,6 @@ from collections.abc import Callable
 from pytools import directories
 from pytools.closing import Closing
 from pytools.errors import SwerveError
-from pytools.kernel.netlink.routing import Netlink
 from pytools.signals import AnySignal
 from steering.acting import messages
 from steering.acting.agent_maps import AgentMaps
@@ -34,8 +33,8 @@ class PacketActing(Closing):
     ----------
     name : str or None
         The namespace.
-    publish : callable
-        Takes signals for the agent.
+    holds : HoldActing
+        Has the turn after the others.
     """
 
     def __init__(
@@ -44,9 +43,8 @@ class PacketActing(Closing):
         name: str | None,
         apply: bool,
         engine: Engine,
-        netlink: Netlink,
         output: messages.Output,
-        publish: Callable[[AnySignal], None],
+        holds: HoldActing,
     ) -> None:
         self._apply, self._output = apply, output
         self._engine = FlowEngine(policy, directories.instance(name))
@@ -59,7 +57,7 @@ class PacketActing(Closing):
             stack.enter_context(contextlib.closing(self._maps))
             self._stack = stack.pop_all()
         self._standbys = StandByActing(policy, engine, output)
-        self._holds = HoldActing(policy, apply, engine, netlink, output, publish)
+        self._holds = holds
 
     def close(self) -> None:
         self._stack.close()

@@ -70,18 +70,7 @@ class Holds(Closing):
     # ---- arming ----
 
     def arm(self, wanted: Iterable[Hold]) -> dict[Path, str]:
-        """Have these holds and no others; what the kernel knows of one that stays is kept.
-
-        Returns
-        -------
-        dict of Path to str
-            Those that cannot be had now, and why.
-
-        Raises
-        ------
-        SwerveError
-            If the kernel refuses.
-        """
+        """As `StandBys.arm`: have these holds and no others; what the kernel knows of one that stays is kept."""
         rows, refused = self._paths.rows(), dict[Path, str]()
         found: dict[Path, tuple[Hold, Row]] = {}
         for each in wanted:

@@ -42,6 +42,9 @@ class Managed:
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
+        kinds = {rule.then.kind for rule in policy.rules}
+        others = policy.ports or policy.labels or policy.bonds
+        self._holds_alone = "hold" in kinds and kinds <= {"hold", "alert"} and not others  # which need no target
         self._found: Found | None = None
         self._left_out: list[dict[str, Any]] = []
 
@@ -56,9 +59,7 @@ class Managed:
         fresh = [f"{title(name)}: managed now" for name in found.groups if name not in before.groups]
         yield from _some(fresh, "targets are managed now")
         fresh = [
-            f"{name} is not managed: {why}"
-            for name, why in found.refused.items()
-            if before.refused.get(name) != why and not self._by_ports(name, why) and not self._holds_alone
+            f"{name} is not managed: {why}" for name, why in self._unmanaged(found) if before.refused.get(name) != why
         ]
         yield from _some(fresh, "prefixes are not managed")
 
@@ -73,23 +74,21 @@ class Managed:
             "not_managed": self._left_out,
         }
 
-    @property
-    def _holds_alone(self) -> bool:
-        """Whether nothing but holds is wanted, which need no target."""
-        policy = self._policy
-        kinds = {rule.then.kind for rule in policy.rules}
-        return "hold" in kinds and kinds <= {"hold", "alert"} and not (policy.ports or policy.labels or policy.bonds)
-
     def _by_ports(self, name: str, why: str) -> bool:
         """Whether local ports of new connections, or labels of live ones, are all that a prefix offers to choose."""
         wanted = self._policy.labels if ":" in name else self._policy.ports
         return wanted is not None and _ONE_HOP in why
 
+    def _unmanaged(self, found: Found) -> Iterator[tuple[str, str]]:
+        """Prefixes that rules want and cannot have, and why."""
+        for name, why in () if self._holds_alone else found.refused.items():
+            if not self._by_ports(name, why):
+                yield name, why
+
     def _look(self, found: Found) -> list[dict[str, Any]]:
         why: dict[str, list[str]] = {}
-        for name, reason in found.refused.items():
-            if not self._by_ports(name, reason) and not self._holds_alone:
-                why.setdefault(reason, []).append(name)
+        for name, reason in self._unmanaged(found):
+            why.setdefault(reason, []).append(name)
         manage = self._policy.manage
         there = [each for group in found.groups.values() for each in group.destinations]
         there += [name.partition(" ")[0] for name in found.refused]

@@ -30,16 +30,8 @@ def holds(
 ) -> tuple[Hold, ...]:
     """The hold of every path that a rule covers, sorted; the first such rule counts.
 
-    Only packets to the measured address are held: others behind the same prefix may pass another queue.
-
-    Parameters
-    ----------
-    paths : mapping of Path to PathHealth
-        As last observed.
-    groups : iterable of Group
-        Those that may be touched.
-    overrides : Overrides
-        The operator's orders: a target that he holds is left alone.
+    Only packets to the measured address are held: others behind the same prefix may pass another queue. A target that
+    the operator holds is left alone. The arguments are those of `standbys`.
     """
     rules = [rule for rule in policy.rules if rule.then.hold is not None]
     if not rules:

@@ -21,7 +21,7 @@ from pytools.estimators.ways import LATEST, Key, Probes, State, Verdict, Way, Wa
 from pytools.estimators.windows import MISSING
 from pytools.signals import PathWay
 from pytools.sources.probing.paths import PinnedPath
-from pytools.sources.probing.tracing import Ask, Batch, Locating, Meeting, Reply
+from pytools.sources.probing.tracing import LATE_NS, Ask, Batch, Locating, Meeting, Reply
 
 BAD: Final = frozenset({"slow", "lossy", "dead"})
 FIRST_REPLY_NS: Final = 500_000_000  # in which a router answers, until it is known how long it takes
@@ -29,7 +29,7 @@ _DRIFT: Final = 1e-4  # of two clocks against each other
 _EXTRA: Final = 12  # probes of a hurry: enough to tell silence from a loss of 20 %
 _EXTRA_EVERY_NS: Final = 20_000_000
 _LOOK_NS: Final = 50_000_000
-_HURRIED_NS: Final = _EXTRA * _EXTRA_EVERY_NS + 600_000_000  # until all are answered or late
+_HURRIED_NS: Final = _EXTRA * _EXTRA_EVERY_NS + LATE_NS + 4 * _LOOK_NS  # until all are answered or late
 
 
 class Seen:

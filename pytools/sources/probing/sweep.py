@@ -26,14 +26,13 @@ from pytools.kernel import error_queue
 from pytools.sources.probing import frames, stamp_packet, udp
 from pytools.sources.probing.paths import PinnedPath, Session
 from pytools.sources.probing.program import MOST_SESSIONS, NUMBERS, SEQ_WRAP, SWEEP, SWEEP_ROWS, ProbeProgram
-from pytools.sources.probing.tracing import PORTS
+from pytools.sources.probing.tracing import LATE_NS, PORTS
 
 FIRST_ROW: Final = MOST_SESSIONS  # of the sessions
 
 _TRIES: Final = 32  # to find so many free ports in a row
 _TURNS: Final = 16  # numbers of one row, before they begin again: distinguishes a late reply from the next one's
 _BUFFER_BYTES: Final = 4096
-_LATE_NS: Final = 400_000_000  # without an answer for so long, a probe counts as lost until one comes
 
 
 class Fate(NamedTuple):
@@ -91,7 +90,7 @@ class UnderWay:
 
     def late(self, now_ns: int) -> Iterator[Fate]:
         """Probes that have no answer for long, each once; one that comes within the timeout is another fate of it."""
-        until_ns = now_ns - min(_LATE_NS, self._timeout_ns)
+        until_ns = now_ns - min(LATE_NS, self._timeout_ns)
         for row, fate in list(self._fates.items()):
             if fate.sent_ns > until_ns:
                 break

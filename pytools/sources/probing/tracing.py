@@ -16,6 +16,7 @@ from pytools.estimators.ways import Hop, State, Way, Ways, group, ports_needed, 
 
 MISS: Final = 0.01  # how likely a further way may be missed, to tell those that were met
 _MISS_LATER: Final = 1e-4  # in a later search: one in a hundred paths would be told a way too few until then
+LATE_NS: Final = 400_000_000  # without an answer for so long, a probe counts as lost until one comes
 PORTS: Final = 64  # source ports that a path is probed from, at most
 ALONE: Final = 16  # of these, where routers do not answer
 
