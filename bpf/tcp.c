@@ -27,9 +27,9 @@
 #include "tcp/totals.h"
 #include "tcp/connection.h"
 #include "tcp/causes.h"
-#include "tcp/look.h"
+#include "tcp/full_update.h"
 #include "tcp/requests.h"
-#include "tcp/glance.h"
+#include "tcp/fast_path.h"
 #include "tcp/elsewhere.h"
 
 static __always_inline void observe(struct __sk_buff *skb, struct bpf_sock *sk, struct bpf_tcp_sock *tp, u32 word)

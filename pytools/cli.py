@@ -81,14 +81,14 @@ def metrics(options: Options, listen: str, allow_remote: bool, once: bool, openm
     `swerve_up 0`. Alert rules and a dashboard are in examples/. Details: docs/metrics.md
     """
     from pytools import directories
-    from pytools.views.metrics import server, serving
+    from pytools.views.metrics import command, server
 
     if options.json or (openmetrics and not once):
         raise click.UsageError("metrics has no --json, and --openmetrics needs --once")
     agent_socket, instance = directories.readers_socket(options.netns), directories.instance(options.netns)
     if once:
-        return 0 if serving.once(agent_socket, instance, sys.stdout.buffer, openmetrics) else 1
-    serving.serve(agent_socket, instance, server.address_of(listen, allow_remote))
+        return 0 if command.once(agent_socket, instance, sys.stdout.buffer, openmetrics) else 1
+    command.serve(agent_socket, instance, server.address_of(listen, allow_remote))
     return 0
 
 
@@ -104,7 +104,7 @@ def top(options: Options, allow_actions: bool) -> int:
     it prints a report, once or as -c and -i say. Details: docs/top.md
     """
     from pytools.views import actions, follow
-    from pytools.views.kinds import VIEWS
+    from pytools.views.registry import VIEWS
     from pytools.views.top import feed, live
 
     if options.json:

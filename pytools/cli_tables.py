@@ -16,7 +16,7 @@ def _frames(options: Options, kind: str, asked: Asked | None = None) -> None:
     """The body of the commands that show tables: one table, or one JSON line per row, at each interval."""
     from pytools.views import follow, query
     from pytools.views.filters import Query
-    from pytools.views.kinds import VIEWS
+    from pytools.views.registry import VIEWS
 
     wanted = query.asked_for(kind, asked.sort, asked.filters) if asked is not None else Query()
     with client_of(options, VIEWS[kind].types) as client:

@@ -8,7 +8,7 @@
 #ifndef SWERVE_TCP_ELSEWHERE_H
 #define SWERVE_TCP_ELSEWHERE_H
 
-#include "tcp/glance.h"
+#include "tcp/fast_path.h"
 
 #define REFRESH_ELSEWHERE_NS 1000000000 /* these are for people: who steers needs none of them */
 #define ANY_SIZE 0xffffffff		/* segments whose bytes are nowhere counted */

@@ -3,7 +3,7 @@
 #ifndef SWERVE_TCP_REQUESTS_H
 #define SWERVE_TCP_REQUESTS_H
 
-#include "tcp/look.h"
+#include "tcp/full_update.h"
 
 /* Whether a SYN-ACK answers a SYN that came once more: then it was no timeout that sent it. */
 static __always_inline bool answers(struct bpf_sock *request, u64 now)

@@ -81,6 +81,11 @@ def figure(
     return Column(heading, lambda row: show(value(row)), {word: order(value)}, left, spare)
 
 
+def figures(heading: str, show: Callable[[Any], str], orders: Mapping[str, Order[Row]], spare: int = 0) -> Column[Row]:
+    """A column of several values of one unit, which are shown below each other and sorted by."""
+    return Column(heading, lambda row: "\n".join(show(each.key(row)) for each in orders.values()), orders, spare=spare)
+
+
 @dataclass(frozen=True)
 class Listing(Generic[Row]):
     """Columns, and the order there is unless one is asked for."""

@@ -14,31 +14,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, get_args
 
+from pytools import signals as sig
 from pytools.errors import UsageError
-from pytools.signals import (
-    AnySignal,
-    AppDelay,
-    Clock,
-    ClockEdge,
-    HoldState,
-    Job,
-    Link,
-    LinkEvent,
-    Path,
-    PathDelay,
-    PathEcn,
-    PathLiveness,
-    PathMtu,
-    PathState,
-    PathWay,
-    ProbeSamples,
-    RdmaPort,
-    RdmaQueuePair,
-    RdmaVerdict,
-    TcpFlow,
-    TcpNamespace,
-    TcpPath,
-)
 
 
 def chosen(word: str, words: Iterable[str], what: str) -> str:
@@ -59,7 +36,7 @@ def chosen(word: str, words: Iterable[str], what: str) -> str:
 
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
-VERDICTS: Final[tuple[str, ...]] = get_args(RdmaVerdict)
+VERDICTS: Final[tuple[str, ...]] = get_args(sig.RdmaVerdict)
 _DEVICE_BYTES: Final = 63
 _MAPPED: Final = ipaddress.IPv6Network("::ffff:0:0/96")  # IPv4-mapped IPv6 addresses
 
@@ -146,7 +123,7 @@ class Filters:
     def __bool__(self) -> bool:
         return bool(self.wanted)
 
-    def passes(self, signal: AnySignal) -> bool:
+    def passes(self, signal: sig.AnySignal) -> bool:
         """Whether the signal has all that is asked for."""
         has = TRAITS.get(type(signal), {})
         return all(
@@ -205,15 +182,15 @@ def parse(**given: Sequence[Any]) -> Filters:
 Has = Callable[[Any], Iterable[Any]]
 
 
-def _addresses(paths: Iterable[Path]) -> tuple[str, ...]:
+def _addresses(paths: Iterable[sig.Path]) -> tuple[str, ...]:
     return tuple(path.address for path in paths)
 
 
-def _known(path: Path | None) -> tuple[Path, ...]:
+def _known(path: sig.Path | None) -> tuple[sig.Path, ...]:
     return () if path is None else (path,)
 
 
-def _of_paths(paths: Callable[[Any], Sequence[Path]], interface: Callable[[Any], str]) -> dict[str, Has]:
+def _of_paths(paths: Callable[[Any], Sequence[sig.Path]], interface: Callable[[Any], str]) -> dict[str, Has]:
     return {"dst": lambda row: _addresses(paths(row)), "interface": lambda row: (interface(row),), "path": paths}
 
 
@@ -229,7 +206,7 @@ _OF_OWNER: Final[dict[str, Has]] = {
 
 # What can be asked of the signals of a kind, by the name of the filter.
 TRAITS: Final[Mapping[type, Mapping[str, Has]]] = {
-    TcpFlow: {
+    sig.TcpFlow: {
         "dst": lambda row: (row.remote,),
         "src": lambda row: (row.local,),
         "port": lambda row: (row.local_port, row.remote_port),
@@ -237,26 +214,38 @@ TRAITS: Final[Mapping[type, Mapping[str, Has]]] = {
         **_OF_OWNER,
         **_OF_POD,
     },
-    RdmaQueuePair: {
+    sig.RdmaQueuePair: {
         "dst": lambda row: (row.remote,),
         "interface": lambda row: (row.device, *(path.interface for path in _known(row.path))),
         "verdict": lambda row: (row.verdict,),
         **_OF_OWNER,
     },
-    AppDelay: {  # of all flows of a path together neither addresses nor ports are known but the path's
+    sig.AppDelay: {  # of all flows of a path together neither addresses nor ports are known but the path's
         "dst": lambda row: (row.remote,) if row.remote else _addresses(_known(row.path)),
         "src": lambda row: (row.local,) if row.local else (),
         "port": lambda row: (row.local_port, row.remote_port) if row.local else (),
         "interface": lambda row: [path.interface for path in _known(row.path)],
         "path": lambda row: _known(row.path),
     },
-    TcpNamespace: _OF_POD,
-    TcpPath: _of_paths(lambda row: _known(row.path), lambda row: row.interface),
-    **dict.fromkeys((Link, LinkEvent), _OF_INTERFACE),
-    **dict.fromkeys((PathMtu, PathEcn, PathDelay, PathLiveness, PathState, PathWay, HoldState, ProbeSamples), _OF_PATH),
-    ClockEdge: {**_OF_PATH, "host": lambda row: (row.path.destination,)},
-    Clock: {"host": lambda row: (row.of,)},
-    Job: {
+    sig.TcpNamespace: _OF_POD,
+    sig.TcpPath: _of_paths(lambda row: _known(row.path), lambda row: row.interface),
+    **dict.fromkeys((sig.Link, sig.LinkEvent), _OF_INTERFACE),
+    **dict.fromkeys(
+        (
+            sig.PathMtu,
+            sig.PathEcn,
+            sig.PathDelay,
+            sig.PathLiveness,
+            sig.PathState,
+            sig.PathWay,
+            sig.HoldState,
+            sig.ProbeSamples,
+        ),
+        _OF_PATH,
+    ),
+    sig.ClockEdge: {**_OF_PATH, "host": lambda row: (row.path.destination,)},
+    sig.Clock: {"host": lambda row: (row.of,)},
+    sig.Job: {
         "dst": lambda row: _addresses(each.path for each in row.paths if each.path is not None),
         "pid": lambda row: [each.owner.pid for each in row.ranks],
         "command": lambda row: [each.owner.command for each in row.ranks],
@@ -265,5 +254,5 @@ TRAITS: Final[Mapping[type, Mapping[str, Has]]] = {
         "pod": lambda row: [each.pod for each in row.ranks],
         "job": lambda row: (row.job,),
     },
-    RdmaPort: {"interface": lambda row: (row.device, row.interface)},
+    sig.RdmaPort: {"interface": lambda row: (row.device, row.interface)},
 }

@@ -16,8 +16,8 @@ from pytools.ipc.client import Client
 from pytools.signals import AnySignal, RdmaQueuePair, TcpFlow
 from pytools.views import export
 from pytools.views.filters import Filters, Query
-from pytools.views.kinds import VIEWS, View
 from pytools.views.model import Model, fold
+from pytools.views.registry import VIEWS, View
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -113,9 +113,9 @@ def rows_of(kind: str, model: Model, asked: Query) -> list[AnySignal]:
     rows = [signal for signal in VIEWS[kind].rows(model) if asked.filters.passes(signal)]
     if asked.sort is None:
         return rows
-    from pytools.views import drawing
+    from pytools.views import table_registry
 
-    return drawing.ordered(kind, rows, asked.sort, model.at_ns)
+    return table_registry.ordered(kind, rows, asked.sort, model.at_ns)
 
 
 def show(
@@ -159,9 +159,9 @@ def _why_nothing(view: View, asked: Query, model: Model) -> str:
 
 
 def _table(kind: str, color: bool, asked: Query) -> Callable[[list[AnySignal], Model], None]:
-    from pytools.views import drawing
+    from pytools.views import table_registry
 
-    draw, out = drawing.TABLES[kind], console(color)
+    draw, out = table_registry.TABLES[kind], console(color)
 
     def print_frame(signals: list[AnySignal], model: Model) -> None:
         out.print(draw(model, signals, asked))

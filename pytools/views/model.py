@@ -14,39 +14,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
-from pytools.signals import (
-    Act,
-    AnySignal,
-    AppDelay,
-    Clock,
-    ClockEdge,
-    Collocation,
-    Gpu,
-    GpuClock,
-    GroupMember,
-    HoldState,
-    Job,
-    Link,
-    LinkEvent,
-    NexthopGroup,
-    PacketDrops,
-    Path,
-    PathDelay,
-    PathEcn,
-    PathLiveness,
-    PathMtu,
-    PathState,
-    PathWay,
-    RdmaPort,
-    RdmaQueuePair,
-    RdmaSight,
-    RdmaSuspects,
-    Self,
-    TcpFlow,
-    TcpHost,
-    TcpNamespace,
-    TcpPath,
-)
+from pytools import signals as sig
 from pytools.units import SECOND
 
 SILENT_NS: Final = 5 * SECOND
@@ -58,12 +26,12 @@ Kind = TypeVar("Kind")
 FlowKey = tuple[str, int, str, int, str, str]
 
 
-def flow_key(flow: TcpFlow) -> FlowKey:
+def flow_key(flow: sig.TcpFlow) -> FlowKey:
     """What tells connections apart: a connection that moved to another interface has two rows."""
     return (flow.local, flow.local_port, flow.remote, flow.remote_port, flow.interface, flow.namespace)
 
 
-def is_whole_path(app: AppDelay) -> bool:
+def is_whole_path(app: sig.AppDelay) -> bool:
     """Whether all flows of the path are meant."""
     return not app.local
 
@@ -97,7 +65,7 @@ def _of_host(_row: object) -> None:
     """One for the host."""
 
 
-def _of_path(row: Any) -> Path:
+def _of_path(row: Any) -> sig.Path:
     return row.path  # type: ignore[no-any-return]
 
 
@@ -105,33 +73,33 @@ _WAYS_NS: Final = 15 * SECOND
 _CLOCK_NS: Final = 10 * SECOND
 # Raw samples are not among them: they are for those who do their own statistics.
 KEPT: Final[dict[type, Kept]] = {
-    PathDelay: Kept(
+    sig.PathDelay: Kept(
         _of_path,
         silent_ns=3 * SECOND,
         replaces=lambda new, old: is_shown(new.window_ns, old.window_ns, new.at_ns - old.at_ns),
     ),
-    PathLiveness: Kept(_of_path),
-    PathState: Kept(_of_path, silent_ns=3 * SECOND),  # a controller repeats every state once a second
-    HoldState: Kept(_of_path, silent_ns=3 * SECOND, forgotten_ns=FORGOTTEN_NS),
-    PathMtu: Kept(_of_path, forgotten_ns=FORGOTTEN_NS),
-    PathEcn: Kept(_of_path, forgotten_ns=FORGOTTEN_NS),
-    PathWay: Kept(lambda row: (row.path, row.way), _WAYS_NS, _WAYS_NS),
-    NexthopGroup: Kept(lambda row: row.group_id),
-    Act: Kept(lambda row: (row.at_ns, row.actuator, row.target, row.outcome), most=50),
-    Self: Kept(_of_host),
-    AppDelay: Kept(
+    sig.PathLiveness: Kept(_of_path),
+    sig.PathState: Kept(_of_path, silent_ns=3 * SECOND),  # a controller repeats every state once a second
+    sig.HoldState: Kept(_of_path, silent_ns=3 * SECOND, forgotten_ns=FORGOTTEN_NS),
+    sig.PathMtu: Kept(_of_path, forgotten_ns=FORGOTTEN_NS),
+    sig.PathEcn: Kept(_of_path, forgotten_ns=FORGOTTEN_NS),
+    sig.PathWay: Kept(lambda row: (row.path, row.way), _WAYS_NS, _WAYS_NS),
+    sig.NexthopGroup: Kept(lambda row: row.group_id),
+    sig.Act: Kept(lambda row: (row.at_ns, row.actuator, row.target, row.outcome), most=50),
+    sig.Self: Kept(_of_host),
+    sig.AppDelay: Kept(
         lambda row: (row.path, row.protocol, row.local, row.local_port, row.remote, row.remote_port),
         forgotten_ns=3 * SECOND,
         most=4096,
         rank=lambda row: (is_whole_path(row), row.at_ns),  # paths as a whole are few, and stay
     ),
-    Clock: Kept(lambda row: row.of, _CLOCK_NS, FORGOTTEN_NS),
-    ClockEdge: Kept(_of_path, _CLOCK_NS, FORGOTTEN_NS),
-    Collocation: Kept(_of_host, _CLOCK_NS),
-    TcpHost: Kept(_of_host),
-    TcpNamespace: Kept(lambda row: row.netns, forgotten_ns=FORGOTTEN_NS, most=4096),
-    TcpPath: Kept(lambda row: (row.interface, row.path), forgotten_ns=FORGOTTEN_NS),
-    TcpFlow: Kept(
+    sig.Clock: Kept(lambda row: row.of, _CLOCK_NS, FORGOTTEN_NS),
+    sig.ClockEdge: Kept(_of_path, _CLOCK_NS, FORGOTTEN_NS),
+    sig.Collocation: Kept(_of_host, _CLOCK_NS),
+    sig.TcpHost: Kept(_of_host),
+    sig.TcpNamespace: Kept(lambda row: row.netns, forgotten_ns=FORGOTTEN_NS, most=4096),
+    sig.TcpPath: Kept(lambda row: (row.interface, row.path), forgotten_ns=FORGOTTEN_NS),
+    sig.TcpFlow: Kept(
         flow_key,
         silent_ns=15 * SECOND,
         forgotten_ns=FORGOTTEN_NS,
@@ -139,26 +107,26 @@ KEPT: Final[dict[type, Kept]] = {
         # Of those heard of in one second the ones that retransmitted most stay.
         rank=lambda row: (row.at_ns // SECOND, row.retransmitted_segments),
     ),
-    PacketDrops: Kept(_of_host),
-    Link: Kept(lambda row: row.interface, forgotten_ns=FORGOTTEN_NS),
+    sig.PacketDrops: Kept(_of_host),
+    sig.Link: Kept(lambda row: row.interface, forgotten_ns=FORGOTTEN_NS),
     # An event may be told again to those who come late.
-    LinkEvent: Kept(
+    sig.LinkEvent: Kept(
         lambda row: (row.interface, row.what, row.happened_ns), most=200, rank=lambda row: (row.happened_ns,)
     ),
-    RdmaPort: Kept(lambda row: (row.device, row.port), forgotten_ns=FORGOTTEN_NS),
-    RdmaQueuePair: Kept(
+    sig.RdmaPort: Kept(lambda row: (row.device, row.port), forgotten_ns=FORGOTTEN_NS),
+    sig.RdmaQueuePair: Kept(
         lambda row: (row.device, row.qp_number, row.owner.pid),
         forgotten_ns=FORGOTTEN_NS,
         most=4096,
         rank=lambda row: (not row.closed, row.at_ns // SECOND, row.outstanding_bytes),
     ),
-    RdmaSuspects: Kept(_of_host),
-    RdmaSight: Kept(_of_host),
-    Job: Kept(
+    sig.RdmaSuspects: Kept(_of_host),
+    sig.RdmaSight: Kept(_of_host),
+    sig.Job: Kept(
         lambda row: (row.job, row.uid, *(rank.owner.pid for rank in row.ranks[:1])), forgotten_ns=15 * SECOND, most=1024
     ),
-    Gpu: Kept(lambda row: row.uuid, forgotten_ns=FORGOTTEN_NS, most=256),
-    GpuClock: Kept(lambda row: row.uuid, forgotten_ns=FORGOTTEN_NS, most=256),
+    sig.Gpu: Kept(lambda row: row.uuid, forgotten_ns=FORGOTTEN_NS, most=256),
+    sig.GpuClock: Kept(lambda row: row.uuid, forgotten_ns=FORGOTTEN_NS, most=256),
 }
 
 
@@ -166,7 +134,7 @@ KEPT: Final[dict[type, Kept]] = {
 class Model:
     host: str = ""
     at_ns: int = 0  # of the newest signal
-    newest: Mapping[type, Mapping[Any, AnySignal]] = field(default_factory=dict)
+    newest: Mapping[type, Mapping[Any, sig.AnySignal]] = field(default_factory=dict)
     crowded: frozenset[type] = frozenset()  # kinds of which there were more than are remembered
 
     def of(self, kind: type[Kind]) -> Mapping[Any, Kind]:
@@ -178,7 +146,7 @@ class Model:
         return next(iter(self.of(kind).values()), None)
 
 
-def fold(model: Model, signals: Iterable[AnySignal]) -> Model:
+def fold(model: Model, signals: Iterable[sig.AnySignal]) -> Model:
     """The model after these signals, in their order."""
     signals = list(signals)
     if not signals:
@@ -187,7 +155,7 @@ def fold(model: Model, signals: Iterable[AnySignal]) -> Model:
     for signal in signals:
         told[type(signal)].append(signal)
     at_ns = max(model.at_ns, *(signal.at_ns for signal in signals))
-    newest: dict[type, Mapping[Any, AnySignal]] = {}
+    newest: dict[type, Mapping[Any, sig.AnySignal]] = {}
     crowded: set[type] = set()
     for kind in (model.newest.keys() | told.keys()) & KEPT.keys():
         kept, rows = KEPT[kind], dict(model.of(kind))
@@ -203,11 +171,11 @@ def fold(model: Model, signals: Iterable[AnySignal]) -> Model:
         elif kind in model.crowded and len(rows) == kept.most:
             crowded.add(kind)
         newest[kind] = rows
-    newest[NexthopGroup] = _routed(newest.get(NexthopGroup, {}), told[NexthopGroup])
+    newest[sig.NexthopGroup] = _routed(newest.get(sig.NexthopGroup, {}), told[sig.NexthopGroup])
     return Model(signals[-1].host, at_ns, newest, frozenset(crowded))
 
 
-def _routed(groups: Mapping[Any, Any], told: Iterable[NexthopGroup]) -> dict[Any, NexthopGroup]:
+def _routed(groups: Mapping[Any, Any], told: Iterable[sig.NexthopGroup]) -> dict[Any, sig.NexthopGroup]:
     """The groups that routes lead to: a route leads to one at a time, that which was told of last."""
     leads = {prefix: group.group_id for group in told for prefix in group.destinations}
     return {
@@ -221,15 +189,15 @@ def _is_past(row: Any, now_ns: int, after_ns: int) -> bool:
     return bool(now_ns - row.at_ns > max(after_ns, 3 * getattr(row, "window_ns", 0)))
 
 
-def is_silent(row: AnySignal, now_ns: int) -> bool:
+def is_silent(row: sig.AnySignal, now_ns: int) -> bool:
     """Whether the last word about something is too old to stand for now."""
     return _is_past(row, now_ns, KEPT[type(row)].silent_ns)
 
 
-def member_of(model: Model, path: Path) -> tuple[int, GroupMember] | None:
+def member_of(model: Model, path: sig.Path) -> tuple[int, sig.GroupMember] | None:
     """The group and the member of it that carry a path, by longest prefix; None when no group does."""
-    found: tuple[int, int, GroupMember] | None = None
-    for group in model.of(NexthopGroup).values():
+    found: tuple[int, int, sig.GroupMember] | None = None
+    for group in model.of(sig.NexthopGroup).values():
         length = max((match(prefix, path.address) for prefix in group.destinations), default=-1)
         if length < 0 or (found is not None and length <= found[0]):
             continue

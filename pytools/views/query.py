@@ -8,7 +8,7 @@ from typing import Any
 from pytools.errors import UsageError
 from pytools.views import filters
 from pytools.views.filters import Query, chosen
-from pytools.views.kinds import VIEWS
+from pytools.views.registry import VIEWS
 
 
 def asked_for(kind: str, sort: str | None, given: Mapping[str, Sequence[Any]]) -> Query:
@@ -40,9 +40,9 @@ def sort_word(kind: str, word: str) -> str:
     UsageError
         If the table has no such column; names the nearest, and all there are.
     """
-    from pytools.views import drawing
+    from pytools.views import table_registry
 
-    words = [each for listing in drawing.LISTINGS[kind].values() for each in listing(0).words()]
+    words = [each for listing in table_registry.LISTINGS[kind].values() for each in listing(0).words()]
     return chosen(word, words, "column to sort by")
 
 
@@ -54,6 +54,6 @@ def view_word(word: str) -> str:
     UsageError
         If there is no such table; names the nearest, and all there are.
     """
-    from pytools.views import drawing
+    from pytools.views import table_registry
 
-    return chosen(word, drawing.TABLES, "view")
+    return chosen(word, table_registry.TABLES, "view")

@@ -15,7 +15,7 @@ from pytools import units
 from pytools.signals import AnySignal, Bandwidth, RdmaPort, RdmaQueuePair, RdmaSight, RdmaSuspects, RdmaVerdict, Suspect
 from pytools.units import duration
 from pytools.views import empty_states, tables
-from pytools.views.columns import Column, Listing, figure, little, much, named
+from pytools.views.columns import Column, Listing, figure, figures, little, much, named
 from pytools.views.filters import Query
 from pytools.views.model import KEPT, Model, is_silent
 from pytools.views.overview import Overview, Part
@@ -40,17 +40,11 @@ def queue_pairs(now_ns: int) -> Listing[RdmaQueuePair]:
             Column(
                 "queue pair", _ends, {"device": named(lambda row: row.device), "qp": little(lambda row: row.qp_number)}
             ),
-            Column(
-                "process",
-                lambda row: tables.process(row.owner),
-                {"command": named(lambda row: row.owner.command), "pid": much(lambda row: row.owner.pid or None)},
-                left=True,
-                spare=2,
-            ),
+            tables.owner(spare=2),
             Column("type\nseen by", lambda row: f"{row.qp_type}\n{row.seen_by}", left=True, spare=6),
-            Column(
+            figures(
                 "posted\ncompleted",
-                lambda row: f"{row.posted:,}\n{row.completed:,}",
+                "{:,}".format,
                 {"posted": much(lambda row: row.posted), "completed": much(lambda row: row.completed)},
                 spare=4,
             ),
@@ -68,9 +62,9 @@ def queue_pairs(now_ns: int) -> Listing[RdmaQueuePair]:
                     "mean": little(lambda row: None if (found := _of(row)) is None else found.mean_bps),
                 },
             ),
-            Column(
+            figures(
                 "latency\np50, p99",
-                lambda row: f"{duration(row.latency.p50_ns)}\n{duration(row.latency.p99_ns)}",
+                duration,
                 {"p50": much(lambda row: row.latency.p50_ns), "p99": much(lambda row: row.latency.p99_ns)},
                 spare=3,
             ),

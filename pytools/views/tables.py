@@ -6,7 +6,7 @@ Pure: a model in, a renderable out.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
+from typing import Any, Final
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -16,6 +16,7 @@ from rich.text import Text
 from pytools.figures import supports_one_way
 from pytools.signals import AnySignal, ClockState, Owner, Path, Self
 from pytools.units import UNKNOWN, duration, share, size
+from pytools.views.columns import Column, Order, much, named
 from pytools.views.model import Model, is_silent
 
 NO_PATH: Final = "no measured path"
@@ -101,6 +102,15 @@ def process(owner: Owner) -> str:
     name = f"{owner.command or UNKNOWN} ({owner.pid})" if owner.pid else owner.command or UNKNOWN
     unit = owner.container[:12] or owner.cgroup.rstrip("/").rpartition("/")[2]
     return f"{name}\n  {unit}" if unit else name
+
+
+def owner(spare: int) -> Column[Any]:
+    """The column of a row's process."""
+    orders: dict[str, Order[Any]] = {
+        "command": named(lambda row: row.owner.command),
+        "pid": much(lambda row: row.owner.pid or None),
+    }
+    return Column("process", lambda row: process(row.owner), orders, left=True, spare=spare)
 
 
 def way(path: Path, short: bool = False) -> str:

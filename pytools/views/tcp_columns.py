@@ -12,7 +12,7 @@ from pytools import units
 from pytools.signals import DropReason, TcpFlow, TcpNamespace, TcpPath
 from pytools.units import duration, share
 from pytools.views import tables
-from pytools.views.columns import Column, Listing, figure, little, much, named
+from pytools.views.columns import Column, Listing, figure, figures, little, much, named
 from pytools.views.tables import alarm, amber, number
 
 # Field of Retransmissions -> what --sort calls it, heading.
@@ -82,27 +82,21 @@ def flows(now_ns: int) -> Listing[TcpFlow]:
     return Listing(
         (
             Column("connection", _ends, {"local": named(_local), "remote": named(_remote)}),
-            Column(
-                "process",
-                lambda row: tables.process(row.owner),
-                {"command": named(lambda row: row.owner.command), "pid": much(lambda row: row.owner.pid or None)},
-                left=True,
-                spare=3,
-            ),
+            tables.owner(spare=3),
             figure("pod", "pod", str, lambda row: row.namespace, 2, named, True),
             figure("retx", "retx", alarm, lambda row: row.retransmitted_segments),
             *_causes(),
             figure("spur-\nious", "spurious", number, lambda row: row.spurious_segments, 8),
             figure("time-\nouts", "timeouts", alarm, lambda row: row.timeouts, 7),
-            Column(
+            figures(
                 "srtt\nmin",
-                lambda row: f"{duration(row.srtt_ns)}\n{duration(row.min_rtt_ns)}",
+                duration,
                 {"srtt": much(lambda row: row.srtt_ns), "min": much(lambda row: row.min_rtt_ns)},
                 spare=3,
             ),
-            Column(
+            figures(
                 "cwnd\nssthresh",
-                lambda row: f"{number(row.cwnd_segments)}\n{number(row.ssthresh_segments)}",
+                number,
                 {"cwnd": little(lambda row: row.cwnd_segments), "ssthresh": little(lambda row: row.ssthresh_segments)},
                 spare=10,
             ),

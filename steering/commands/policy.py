@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -104,6 +104,14 @@ def schema(options: Options) -> None:
 _RECORDING = click.argument(
     "recording", metavar="[RECORDING]", type=click.Path(path_type=Path, allow_dash=True), required=False
 )
+
+
+def _policy(text: str, required: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    return click.option(
+        "--policy", "file", type=click.Path(dir_okay=False, path_type=Path), required=required, help=text
+    )
+
+
 _HOST = click.option(
     "--host", default="", metavar="NAME", help="Select the signals of host NAME, if the recording has several."
 )
@@ -111,13 +119,7 @@ _HOST = click.option(
 
 @policy.command(epilog="Example: swerve policy replay recording.jsonl --policy policy.yaml --only-changes")
 @_RECORDING
-@click.option(
-    "--policy",
-    "file",
-    type=click.Path(dir_okay=False, path_type=Path),
-    required=True,
-    help="Read the policy from FILE.",
-)
+@_policy("Read the policy from FILE.", required=True)
 @click.option("--only-changes", is_flag=True, help="Print acts and alerts only, not every change of a path's state.")
 @_HOST
 @SINCE
@@ -139,29 +141,24 @@ def replay(
     Runs the real engine on the times of the records. It takes recorded nexthop groups, or assumes that all paths to one
     address have weight 1. With -j states and acts are signals, and the last line is the summary.
     """
-    from steering.replay import telling
+    from steering.replay import timeline
     from steering.replay.player import Player
 
     found = policy_file.load(file, guarded=False)
     player, records = Player(found), recorded(options, recording, host, since, until)[1](found)
     for event in player.play(records):
-        if telling.changes_something(event) or not only_changes:
-            click.echo(telling.json_of(event) if options.json else telling.text_of(event))
+        if timeline.changes_something(event) or not only_changes:
+            click.echo(timeline.json_of(event) if options.json else timeline.text_of(event))
     if options.json:
-        click.echo(json.dumps(telling.summary(records, player), ensure_ascii=False))
+        click.echo(json.dumps(timeline.summary(records, player), ensure_ascii=False))
         return
-    for line in telling.summary_lines(records, player):
+    for line in timeline.summary_lines(records, player):
         click.echo(line)
 
 
 @policy.command(epilog="Example: swerve policy suggest --since 2h > policy.new.yaml")
 @_RECORDING
-@click.option(
-    "--policy",
-    "file",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Suggest thresholds for this policy; default: the one that `swerve steer run` finds, else one for queues.",
-)
+@_policy("Suggest thresholds for this policy; default: the one that `swerve steer run` finds, else one for queues.")
 @_HOST
 @SINCE
 @UNTIL

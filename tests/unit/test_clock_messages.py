@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from crystals import SECOND_NS, Crystal, edges_of
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from oscillators import SECOND_NS, Crystal, edges_of
 
 from pytools.estimators.offsets import UNBOUNDED_NS
 from pytools.sources.clocks.messages import (

@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from crystals import SECOND_NS, Crystal, edges_of
 from msgspec.structs import replace
+from oscillators import SECOND_NS, Crystal, edges_of
 
 from pytools.config import AgentConfig, Clocks
 from pytools.ipc.bus import Bus

@@ -18,10 +18,10 @@ from pytools import units
 from pytools.errors import UsageError
 from pytools.signals import AnySignal, AppDelay, Clock, Collocated, Quantiles
 from pytools.units import UNKNOWN
-from pytools.views import clock_tables, drawing, follow
-from pytools.views.kinds import VIEWS
+from pytools.views import clock_tables, follow, table_registry
 from pytools.views.model import FORGOTTEN_NS, KEPT, Model, fold, is_whole_path
 from pytools.views.query import asked_for
+from pytools.views.registry import VIEWS
 from pytools.views.sheet import Sheet
 
 SECOND_NS = samples.SECOND_NS
@@ -45,7 +45,7 @@ def known(*signals: AnySignal) -> Model:
 
 def drawn(kind: str, model: Model, **asked: Any) -> RenderableType:
     query = asked_for(kind, asked.pop("sort", None), asked)
-    return drawing.TABLES[kind](model, follow.rows_of(kind, model, query), query)
+    return table_registry.TABLES[kind](model, follow.rows_of(kind, model, query), query)
 
 
 def clocks(model: Model, **asked: Any) -> RenderableType:

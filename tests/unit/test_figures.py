@@ -16,14 +16,14 @@ from pytools.estimators.delays import jitter
 from pytools.estimators.windows import MISSING
 from pytools.figures import MEASURES, OF_DIRECTIONS, Figure, Measure
 from pytools.signals import Delay, PathDelay
-from pytools.views import drawing
+from pytools.views import table_registry
 from pytools.views.metrics.families import FAMILIES
 from steering.deciding.condition_eval import Verdict, measure
 from steering.deciding.evidence import Facts
 from steering.deciding.thresholds import ENOUGH, Learnt, Limits, limits_of
 from steering.policy.conditions import MEASURED, AnyLeaf
 
-LISTING = drawing.LISTINGS["delay"][PathDelay](0)
+LISTING = table_registry.LISTINGS["delay"][PathDelay](0)
 SHOWN = [Figure(each, part) for each in MEASURES for part in each.exported]
 
 

@@ -25,7 +25,7 @@ from pytools.sources.gpu import session as sessions
 from pytools.sources.gpu.queries import queries
 from pytools.sources.gpu.readings import Readings
 from pytools.sources.gpu.source import GpuSource
-from pytools.views import drawing, network_panel
+from pytools.views import network_panel, table_registry
 from pytools.views.filters import Query
 from pytools.views.metrics.model import Model as Metrics
 from pytools.views.metrics.series import expose
@@ -353,7 +353,7 @@ def test_the_table_shows_what_lowers_the_clock(fake: Fake, running: Running) -> 
     )
     model = fold(Model(), running.newest.values())
     console = Console(file=io.StringIO(), width=220, color_system=None)
-    console.print(drawing.TABLES["gpu"](model, list(running.newest.values()), Query()))
+    console.print(table_registry.TABLES["gpu"](model, list(running.newest.values()), Query()))
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert "sw_power_cap 100.0 %" in text and "1,755 / 1,980" in text
     assert "NVML gives nothing by nvmlDeviceGetNvLinkState: Invalid Argument" in text

@@ -32,7 +32,7 @@ from pytools.sources.jobs.processes import Member, Processes
 from pytools.sources.jobs.ras import behind, of_job
 from pytools.sources.jobs.source import JobSource
 from pytools.sources.jobs.traffic import TYPES, Traffic
-from pytools.views import drawing
+from pytools.views import table_registry
 from pytools.views.filters import Query
 from pytools.views.model import Model, fold
 
@@ -589,7 +589,7 @@ def test_ras_of_another_job_is_none_of_this_one(proc: Proc) -> None:
 def shown(*jobs: Job, sort: str | None = None) -> str:
     out = io.StringIO()
     Console(file=out, width=300, no_color=True, highlight=False).print(
-        drawing.TABLES["jobs"](fold(Model(), jobs), jobs, Query(sort=sort))
+        table_registry.TABLES["jobs"](fold(Model(), jobs), jobs, Query(sort=sort))
     )
     return out.getvalue()
 

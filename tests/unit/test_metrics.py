@@ -24,7 +24,7 @@ from serving import Served
 from support import ROOT, SWERVE, run, wait_until
 
 from pytools.errors import RefusedError, SwerveError, UsageError
-from pytools.views.metrics import serving
+from pytools.views.metrics import command
 from pytools.views.metrics.model import TYPES, Model
 from pytools.views.metrics.server import AT_ONCE, MetricsServer, address_of
 
@@ -277,7 +277,7 @@ def test_what_is_no_address_is_refused(text: str) -> None:
 def server() -> Iterator[tuple[MetricsServer, list[int]]]:
     refused: list[int] = []
     registry = CollectorRegistry()
-    registry.register(serving.ModelCollector(Model(), threading.Lock(), NETNS))
+    registry.register(command.ModelCollector(Model(), threading.Lock(), NETNS))
     with contextlib.closing(MetricsServer(("127.0.0.1", 0), registry, lambda: refused.append(1))) as one:
         yield one, refused
 
@@ -315,9 +315,9 @@ def test_nonsense_is_answered_or_dropped(server: tuple[MetricsServer, list[int]]
 
 
 @contextlib.contextmanager
-def feeding(path: Path) -> Iterator[tuple[serving.Feed, Model, list[str]]]:
+def feeding(path: Path) -> Iterator[tuple[command.Feed, Model, list[str]]]:
     model, said = Model(), list[str]()
-    with contextlib.closing(serving.Feed(path, model, threading.Lock(), said.append)) as feed:
+    with contextlib.closing(command.Feed(path, model, threading.Lock(), said.append)) as feed:
         yield feed, model, said
 
 
@@ -333,13 +333,13 @@ def test_what_the_agent_costs_is_asked_for_in_short_looks(place: Path) -> None:
             assert feed.looks == looks
         served.until(lambda: not served.bus.wanted("self"), "nobody asks what it costs any more")
         assert served.bus.wanted("act")
-        feed.turn(now + serving.LOOK_EVERY_NS - 1)
+        feed.turn(now + command.LOOK_EVERY_NS - 1)
         for _ in range(5):  # to accept a connection, and to read from it
             served.turn(0.01)
         assert served.server.clients == 1 and not served.bus.wanted("self")
-        feed.turn(now + serving.LOOK_EVERY_NS)
+        feed.turn(now + command.LOOK_EVERY_NS)
         served.until(lambda: served.bus.wanted("self"), "the next look")
-        feed.turn(now + 2 * serving.LOOK_EVERY_NS)  # the agent said nothing about itself
+        feed.turn(now + 2 * command.LOOK_EVERY_NS)  # the agent said nothing about itself
         served.until(lambda: not served.bus.wanted("self"), "that look is given up")
         assert (feed.looks, model.signals) == (1, 2)
 
@@ -372,7 +372,7 @@ def test_signals_are_read_while_somebody_makes_an_exposition(place: Path) -> Non
     model, lock = Model(), threading.Lock()
     with (
         contextlib.closing(Served(place, queue_bytes=2_000)) as served,
-        contextlib.closing(serving.Feed(place, model, lock, lambda _: None)) as feed,
+        contextlib.closing(command.Feed(place, model, lock, lambda _: None)) as feed,
     ):
         feed.turn(0)
         served.until(lambda: served.bus.wanted("link"), "it is subscribed")
@@ -388,7 +388,7 @@ def test_signals_are_read_while_somebody_makes_an_exposition(place: Path) -> Non
 
 def test_what_an_agent_said_last_counts_as_its_own(place: Path) -> None:
     model, lock = Model(), threading.Lock()
-    with contextlib.closing(serving.Feed(place, model, lock, lambda _: None)) as feed:
+    with contextlib.closing(command.Feed(place, model, lock, lambda _: None)) as feed:
         with contextlib.closing(Served(place)) as served:
             feed.turn(0)
             served.until(lambda: served.bus.wanted("link"), "it is subscribed")
@@ -403,7 +403,7 @@ def test_what_an_agent_said_last_counts_as_its_own(place: Path) -> None:
 
 def test_another_process_is_another_agent(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now, agents = 0, iter((7, 7, 8))
-    monkeypatch.setattr(serving, "agent_pid", lambda client: next(agents))
+    monkeypatch.setattr(command, "agent_pid", lambda client: next(agents))
     with feeding(place) as (feed, model, said):
         for expected in (1, 1, 2):
             now += 10**9
@@ -418,7 +418,7 @@ def test_another_process_is_another_agent(place: Path, monkeypatch: pytest.Monke
 
 def test_the_agent_is_known_by_its_process(place: Path) -> None:
     with contextlib.closing(Served(place)) as served, served.client() as client:
-        assert serving.agent_pid(client) == os.getpid()
+        assert command.agent_pid(client) == os.getpid()
 
 
 def test_that_there_is_no_agent_is_said_once(place: Path) -> None:

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from crystals import SECOND_NS, Crystal
 from hypothesis import given
 from hypothesis import strategies as st
+from oscillators import SECOND_NS, Crystal
 
 from pytools.config import Peer, Probe, Windows
 from pytools.estimators import overtaken

@@ -20,7 +20,7 @@ from pytools.recording.reader import Read
 from pytools.signals import Act, BondPort, GroupMember, NexthopGroup, PathState, encode
 from steering.cli import root
 from steering.policy.file import parse
-from steering.replay import telling
+from steering.replay import timeline
 from steering.replay.player import Note, Player
 from steering.replay.recording import Recording, kinds_of
 from steering.replay.virtual_kernel import VirtualKernel
@@ -122,7 +122,7 @@ def test_recorded_groups_stand_for_those_made_up():
     assert acts(events)[0].before == {FIRST: 2, OTHER: 2}
     assert acts(events)[0].target == "nexthop_group:102"
     other_weights = msgspec.structs.replace(group, members=[group.members[1]])
-    lines = telling.summary_lines(*_summary([*measurements[:10], group, other_weights]))
+    lines = timeline.summary_lines(*_summary([*measurements[:10], group, other_weights]))
     assert any("weights were changed while this was recorded" in line for line in lines)
 
 
@@ -190,14 +190,14 @@ def test_what_is_left_out_is_said():
     assert (counts.used, counts.broken, counts.other_hosts) == (200, 5, {"h9": 1})
     assert counts.first_broken == 101
     assert counts.not_needed == 1
-    lines = telling.summary_lines(recording, player)
+    lines = timeline.summary_lines(recording, player)
     assert any("5 lines are not signals" in line and "line 101" in line for line in lines)
     assert any("h9 1" in line for line in lines)
     assert any("no traffic moved" in line for line in lines)
     _, _, other = played([*records(1), foreign], host="h9")
     assert other.counts.used == 1
     _, player, oversized = played([*records(1), long])
-    (note,) = [line for line in telling.summary_lines(oversized, player) if "not signals" in line]
+    (note,) = [line for line in timeline.summary_lines(oversized, player) if "not signals" in line]
     assert note == "note: 1 lines are not signals and were skipped (too long for a line, or cannot be unpacked)"
 
 
@@ -267,7 +267,7 @@ def almost_signals(draw):
 def test_no_byte_soup_crashes_a_replay(lines, policy):
     events, player, recording = played(lines, policy)
     for event in events:
-        telling.text_of(event)
-        telling.json_of(event)
-    telling.summary_lines(recording, player)
-    json.dumps(telling.summary(recording, player))
+        timeline.text_of(event)
+        timeline.json_of(event)
+    timeline.summary_lines(recording, player)
+    json.dumps(timeline.summary(recording, player))

@@ -23,7 +23,7 @@ from steering.deciding.engine import Engine
 from steering.flows.engine import FlowEngine
 from steering.plan import Bond
 from steering.policy.file import parse
-from steering.replay import telling
+from steering.replay import timeline
 from steering.replay.player import Event, Player
 from steering.replay.recording import Recording, kinds_of
 
@@ -118,7 +118,7 @@ def test_a_replay_tells_what_a_live_dry_run_tells_of_ports_labels_and_bonds(live
             assert abs(one.at_ns - other.decided_ns) <= 100 * MS and one.at_ns == one.decided_ns
             assert one.because.split(":")[0] == other.because.split(":")[0]
     assert player.tally.by_rule["ports"] == player.tally.by_rule["labels"] == 2
-    said = [line for line in telling.summary_lines(recording, player) if "not recorded" in line]
+    said = [line for line in timeline.summary_lines(recording, player) if "not recorded" in line]
     assert said == ["note: which connections ports and labels would have led around bad ways is not recorded"]
 
 
@@ -143,7 +143,7 @@ def test_a_bond_is_as_its_ports_were_recorded(of_backup: dict[str, bool], acts: 
 def test_a_recording_without_ways_or_bonds_says_so_in_a_line_each() -> None:
     old = (msgspec.structs.replace(each, bond="") if isinstance(each, Link) else each for each in records(2))
     _, player, recording = played(each for each in old if each.host and not hasattr(each, "differs_at"))
-    assert telling.summary(recording, player)["not_replayed"] == [
+    assert timeline.summary(recording, player)["not_replayed"] == [
         "no hidden ways (path_way) are in it: ports and labels had nothing to decide by",
         "no active-backup bond that carries a path is in it: bonds had nothing to decide by",
     ]

@@ -7,10 +7,10 @@ import random
 from collections.abc import Mapping
 
 import pytest
-from crystals import SECOND_NS, Crystal, edge, edges_of
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from oscillators import SECOND_NS, Crystal, edge, edges_of
 
 from pytools.estimators.offsets import UNBOUNDED_NS
 from pytools.sources.clocks.messages import Edge, HostClock

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
-from crystals import SECOND_NS, Crystal, edge, edges_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from oscillators import SECOND_NS, Crystal, edge, edges_of
 
 from pytools.estimators.offsets import Offset
 from pytools.sources.clocks.messages import VERSION, Clocks, Edge, Edges

@@ -17,8 +17,8 @@ from pytools.signals import Act, AnySignal, Delay, NexthopGroup, PathDelay, Unde
 from pytools.units import UNKNOWN
 from pytools.views import delay_tables, tables
 from pytools.views.filters import Query
-from pytools.views.kinds import VIEWS
 from pytools.views.model import Model, fold, member_of
+from pytools.views.registry import VIEWS
 
 SECOND_NS = samples.SECOND_NS
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from pytools.errors import UsageError
 from pytools.signals import AnySignal, Owner, RdmaQueuePair, TcpFlow
-from pytools.views import drawing, filters, query
+from pytools.views import filters, query, table_registry
 from pytools.views.columns import Column, Listing, little, much, named
 from pytools.views.filters import VERDICTS, Filters, chosen, parse
-from pytools.views.kinds import VIEWS
+from pytools.views.registry import VIEWS
 
 ADDRESSES = st.ip_addresses()
 PORTS = st.integers(1, 65535)
@@ -185,9 +185,9 @@ def test_a_filter_that_no_row_of_a_table_has_is_an_error() -> None:
     assert asked.filters.wanted == {"interface": ("rxe0",)}
 
 
-@pytest.mark.parametrize("kind", sorted(drawing.LISTINGS))
+@pytest.mark.parametrize("kind", sorted(table_registry.LISTINGS))
 def test_every_filter_of_a_view_can_be_passed_and_no_other(kind: str) -> None:
-    shown = {type(row) for row in EVERYTHING if type(row) in drawing.LISTINGS[kind]}
+    shown = {type(row) for row in EVERYTHING if type(row) in table_registry.LISTINGS[kind]}
     rows = [row for row in EVERYTHING if type(row) in shown]
     had = {name for row in rows for name, has in filters.TRAITS.get(type(row), {}).items() if tuple(has(row))}
     assert had == VIEWS[kind].filters
@@ -246,7 +246,7 @@ def test_the_worst_comes_first_and_the_unknown_last(rows: list[tuple[int | None,
 @given(st.lists(queue_pairs(), max_size=12), st.sampled_from(["bandwidth", "verdict", "outstanding", "qp", "command"]))
 def test_sorting_keeps_every_row_and_other_kinds_where_they_were(rows: list[RdmaQueuePair], word: str) -> None:
     signals: list[AnySignal] = [samples.rdma_sight(), *rows, samples.rdma_suspects()]
-    got = drawing.ordered("rdma", signals, word, samples.AT_NS)
+    got = table_registry.ordered("rdma", signals, word, samples.AT_NS)
     assert got[0] == signals[0] and got[-1] == signals[-1]
     assert sorted(map(msgspec.json.encode, got)) == sorted(map(msgspec.json.encode, signals))
     if word == "verdict":

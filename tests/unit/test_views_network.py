@@ -35,11 +35,11 @@ from pytools.signals import (
     TcpPath,
 )
 from pytools.units import UNKNOWN
-from pytools.views import drawing, follow, tcp_tables
+from pytools.views import follow, table_registry, tcp_tables
 from pytools.views.filters import Filters, Query
-from pytools.views.kinds import VIEWS
 from pytools.views.model import FORGOTTEN_NS, KEPT, SILENT_NS, Model, fold, is_silent
 from pytools.views.query import asked_for
+from pytools.views.registry import VIEWS
 
 SECOND_NS = samples.SECOND_NS
 NEW = ("tcp", "flows", "drops", "links", "events", "rdma", "ports", "suspects")
@@ -52,7 +52,7 @@ def known(*signals: AnySignal) -> Model:
 def shown(kind: str, model: Model, width: int = 300, asked: Query | None = None) -> str:
     out = io.StringIO()
     asked = asked or Query()
-    drawn = drawing.TABLES[kind](model, follow.rows_of(kind, model, asked), asked)
+    drawn = table_registry.TABLES[kind](model, follow.rows_of(kind, model, asked), asked)
     Console(file=out, width=width, no_color=True, highlight=False).print(drawn)
     return out.getvalue()
 

@@ -13,34 +13,8 @@ from typing import Any, Final, NamedTuple, get_args, get_type_hints
 
 import msgspec
 
+from pytools import signals as sig
 from pytools.figures import DIRECTIONS
-from pytools.signals import (
-    Act,
-    AppDelay,
-    Gpu,
-    HoldState,
-    Job,
-    Link,
-    LinkEvent,
-    NexthopGroup,
-    PacketDrops,
-    PathDelay,
-    PathEcn,
-    PathLiveness,
-    PathMtu,
-    PathState,
-    PathWay,
-    ProbeSamples,
-    RdmaPort,
-    RdmaQueuePair,
-    RdmaSight,
-    RdmaSuspects,
-    Retransmissions,
-    Self,
-    TcpHost,
-    TcpNamespace,
-    TcpPath,
-)
 from pytools.views.metrics.parts import Key, Row
 from pytools.views.model import is_shown
 
@@ -59,9 +33,9 @@ ROWS: Final = {
 MEMBERS: Final = 16  # of a group
 WAYS: Final = 64  # behind the first hop of a path
 _WAYS_LAST_NS: Final = 15_000_000_000  # they are told every 5 s
-CAUSES: Final = Retransmissions.__struct_fields__
+CAUSES: Final = sig.Retransmissions.__struct_fields__
 PORT_EVENTS: Final = ("cnp_received", "cnp_sent", "ecn_marked", "out_of_sequence", "timeouts", "receiver_not_ready")
-EVENTS: Final = get_args(get_type_hints(LinkEvent)["what"])
+EVENTS: Final = get_args(get_type_hints(sig.LinkEvent)["what"])
 ROUND_TRIPS: Final = ("swerve_path_round_trip_seconds",)
 QUEUEING: Final = tuple(("swerve_path_queueing_delay_seconds", each) for each in DIRECTIONS)
 TIME_TO_ACT: Final = ("swerve_time_to_act_seconds",)
@@ -162,8 +136,8 @@ def _reading(counts: Counts, of_agent: bool) -> Take:
     return take
 
 
-def _gpu(row: Row, signal: Gpu, _epoch: int) -> None:
-    row.newest[Gpu] = signal
+def _gpu(row: Row, signal: sig.Gpu, _epoch: int) -> None:
+    row.newest[sig.Gpu] = signal
     for key, grown in (
         (("swerve_gpu_ecc_errors_total", "corrected"), signal.ecc_corrected),
         (("swerve_gpu_ecc_errors_total", "uncorrected"), signal.ecc_uncorrected),
@@ -175,17 +149,17 @@ def _gpu(row: Row, signal: Gpu, _epoch: int) -> None:
             row.totals[key].value += grown
 
 
-def _delay(row: Row, signal: PathDelay, _epoch: int) -> None:
+def _delay(row: Row, signal: sig.PathDelay, _epoch: int) -> None:
     """A window; the longest one is shown."""
     for key, delay in zip(QUEUEING, (signal.forward, signal.reverse), strict=True):
         if delay.queueing_histogram is not None:
             row.histograms[key].add(delay.queueing_histogram)
-    old = row.newest.get(PathDelay)
+    old = row.newest.get(sig.PathDelay)
     if old is None or is_shown(signal.window_ns, old.window_ns, signal.at_ns - old.at_ns):
-        row.newest[PathDelay] = signal
+        row.newest[sig.PathDelay] = signal
 
 
-def _samples(row: Row, signal: ProbeSamples, _epoch: int) -> None:
+def _samples(row: Row, signal: sig.ProbeSamples, _epoch: int) -> None:
     """Probes whose fate is settled, each once; a round trip below zero is left out: a clock was stepped."""
     answered = 0
     for forward, reverse in zip(signal.forward_ns, signal.reverse_ns, strict=True):
@@ -202,18 +176,18 @@ def _samples(row: Row, signal: ProbeSamples, _epoch: int) -> None:
 
 class Ways(NamedTuple):
     at_ns: int  # of the newest record
-    by_number: Mapping[int, PathWay]
+    by_number: Mapping[int, sig.PathWay]
 
 
-def _way(row: Row, signal: PathWay, _epoch: int) -> None:
-    before: Ways = row.newest.get(PathWay, Ways(0, {}))
+def _way(row: Row, signal: sig.PathWay, _epoch: int) -> None:
+    before: Ways = row.newest.get(sig.PathWay, Ways(0, {}))
     known = {
         way: told
         for way, told in before.by_number.items()
         if told.ways == signal.ways and signal.at_ns - told.at_ns < _WAYS_LAST_NS
     }
     if signal.way in known or len(known) < WAYS:
-        row.newest[PathWay] = Ways(signal.at_ns, known | {signal.way: signal})
+        row.newest[sig.PathWay] = Ways(signal.at_ns, known | {signal.way: signal})
     else:
         row.left_out["way"] += 1
 
@@ -221,7 +195,7 @@ def _way(row: Row, signal: PathWay, _epoch: int) -> None:
 _link_counters: Final = _reading(_OF_LINK, of_agent=False)
 
 
-def _link(row: Row, signal: Link, epoch: int) -> None:
+def _link(row: Row, signal: sig.Link, epoch: int) -> None:
     """The kernel's counters begin anew when the interface or its queue is made anew."""
     _link_counters(row, signal, epoch)
     for queue in signal.qdiscs:
@@ -237,28 +211,28 @@ def _link(row: Row, signal: Link, epoch: int) -> None:
             row.totals.read(("swerve_link_paused_seconds_total", priority, way), stopped_ns)
 
 
-def _event(row: Row, signal: LinkEvent, _epoch: int) -> None:
+def _event(row: Row, signal: sig.LinkEvent, _epoch: int) -> None:
     """Something happened; the same event may be told again to those who come late."""
-    before = row.newest.get((LinkEvent, signal.what))
+    before = row.newest.get((sig.LinkEvent, signal.what))
     if before is None or signal.happened_ns > before.happened_ns:
-        row.newest[LinkEvent, signal.what] = signal
+        row.newest[sig.LinkEvent, signal.what] = signal
         row.totals["swerve_link_events_total", signal.what].value += 1
 
 
-def _group(row: Row, signal: NexthopGroup, _epoch: int) -> None:
+def _group(row: Row, signal: sig.NexthopGroup, _epoch: int) -> None:
     """The kernel begins anew with each change of weights; nexthops that left the group may come back."""
-    row.newest[NexthopGroup] = signal
+    row.newest[sig.NexthopGroup] = signal
     for member in signal.members:
         row.totals.read(("swerve_nexthop_packets_total", member.interface, member.gateway), member.packets)
 
 
-def _drops(row: Row, signal: PacketDrops, epoch: int) -> None:
+def _drops(row: Row, signal: sig.PacketDrops, epoch: int) -> None:
     for each in signal.reasons:
         row.totals.read(("swerve_kernel_dropped_packets_total", each.reason), each.total_packets, epoch)
 
 
-def _cost(row: Row, signal: Self, epoch: int) -> None:
-    row.newest[Self] = signal
+def _cost(row: Row, signal: sig.Self, epoch: int) -> None:
+    row.newest[sig.Self] = signal
     for name, count in signal.drops.items():
         row.totals.read(("swerve_drops_total", name), count, epoch)
     for program in signal.programs:
@@ -266,7 +240,7 @@ def _cost(row: Row, signal: Self, epoch: int) -> None:
         row.totals.read(("swerve_program_run_time_seconds_total", program.name), program.run_time_ns, epoch)
 
 
-def _act(row: Row, signal: Act, _epoch: int) -> None:
+def _act(row: Row, signal: sig.Act, _epoch: int) -> None:
     row.totals["swerve_acts_total", signal.actuator, signal.outcome].value += 1
     if signal.outcome == "applied" and signal.acknowledged_ns is not None:
         row.histograms[TIME_TO_ACT].observe(max(signal.acknowledged_ns - signal.seen_ns, 0))
@@ -275,9 +249,9 @@ def _act(row: Row, signal: Act, _epoch: int) -> None:
 _pair_fields: Final = [(key, attrgetter(field)) for key, field in _OF_PAIR.items()]
 
 
-def pair_grown(row: Row, signal: RdmaQueuePair, of_all: Row) -> None:
+def pair_grown(row: Row, signal: sig.RdmaQueuePair, of_all: Row) -> None:
     """A queue pair has no series: what its counters grew by is added to those of all."""
-    row.newest[RdmaQueuePair] = signal
+    row.newest[sig.RdmaQueuePair] = signal
     for key, field in _pair_fields:
         if grown := row.totals[key].take(field(signal)):
             of_all.totals[key].value += grown
@@ -298,16 +272,16 @@ def _of_path(signal: Any) -> Key:
     return msgspec.structs.astuple(signal.path)
 
 
-def _of_tcp(signal: TcpPath) -> Key:
+def _of_tcp(signal: sig.TcpPath) -> Key:
     """Where only the interface is named: all TCP on it that is on no measured path."""
     return (signal.host, "", "", "", signal.interface) if signal.path is None else _of_path(signal)
 
 
-def _of_app(signal: AppDelay) -> Key | None:
+def _of_app(signal: sig.AppDelay) -> Key | None:
     return None if signal.path is None or signal.local else (*_of_path(signal), signal.protocol)
 
 
-def _of_interface(signal: Link | LinkEvent) -> Key:
+def _of_interface(signal: sig.Link | sig.LinkEvent) -> Key:
     return (signal.interface,)
 
 
@@ -316,29 +290,29 @@ def _of_host(_signal: object) -> Key:
 
 
 SUBJECTS: Final[dict[type, Subject]] = {
-    PathDelay: Subject("path", _of_path, _delay),
-    PathLiveness: Subject("path", _of_path),
-    ProbeSamples: Subject("path", _of_path, _samples),
-    PathMtu: Subject("path", _of_path),
-    PathEcn: Subject("path", _of_path, _reading(_OF_MARKS, of_agent=True)),
-    PathState: Subject("path", _of_path),
-    HoldState: Subject("path", _of_path, _reading(_OF_HOLD, of_agent=False)),
-    PathWay: Subject("path", _of_path, _way),
-    TcpPath: Subject("path", _of_tcp, _growing(_OF_TCP_PATH)),
-    AppDelay: Subject("app", _of_app, _growing(_OF_APP)),
-    Link: Subject("interface", _of_interface, _link),
-    LinkEvent: Subject("interface", _of_interface, _event),
-    NexthopGroup: Subject("group", lambda signal: (str(signal.group_id),), _group),
-    RdmaPort: Subject("port", lambda signal: (signal.device, str(signal.port)), _reading(_OF_PORT, of_agent=False)),
-    Gpu: Subject("gpu", lambda signal: (str(signal.gpu), signal.uuid), _gpu),
-    TcpHost: Subject("", _of_host, _reading(_OF_TCP_HOST, of_agent=True)),
-    TcpNamespace: Subject("namespace", lambda signal: (signal.namespace,), _growing(_OF_NAMESPACE)),
-    PacketDrops: Subject("", _of_host, _drops),
-    Self: Subject("", _of_host, _cost),
-    Act: Subject("", _of_host, _act),
-    RdmaSuspects: Subject("", _of_host),
-    Job: Subject("job", lambda signal: (signal.job, str(signal.uid))),
-    RdmaSight: Subject("", _of_host),
+    sig.PathDelay: Subject("path", _of_path, _delay),
+    sig.PathLiveness: Subject("path", _of_path),
+    sig.ProbeSamples: Subject("path", _of_path, _samples),
+    sig.PathMtu: Subject("path", _of_path),
+    sig.PathEcn: Subject("path", _of_path, _reading(_OF_MARKS, of_agent=True)),
+    sig.PathState: Subject("path", _of_path),
+    sig.HoldState: Subject("path", _of_path, _reading(_OF_HOLD, of_agent=False)),
+    sig.PathWay: Subject("path", _of_path, _way),
+    sig.TcpPath: Subject("path", _of_tcp, _growing(_OF_TCP_PATH)),
+    sig.AppDelay: Subject("app", _of_app, _growing(_OF_APP)),
+    sig.Link: Subject("interface", _of_interface, _link),
+    sig.LinkEvent: Subject("interface", _of_interface, _event),
+    sig.NexthopGroup: Subject("group", lambda signal: (str(signal.group_id),), _group),
+    sig.RdmaPort: Subject("port", lambda signal: (signal.device, str(signal.port)), _reading(_OF_PORT, of_agent=False)),
+    sig.Gpu: Subject("gpu", lambda signal: (str(signal.gpu), signal.uuid), _gpu),
+    sig.TcpHost: Subject("", _of_host, _reading(_OF_TCP_HOST, of_agent=True)),
+    sig.TcpNamespace: Subject("namespace", lambda signal: (signal.namespace,), _growing(_OF_NAMESPACE)),
+    sig.PacketDrops: Subject("", _of_host, _drops),
+    sig.Self: Subject("", _of_host, _cost),
+    sig.Act: Subject("", _of_host, _act),
+    sig.RdmaSuspects: Subject("", _of_host),
+    sig.Job: Subject("job", lambda signal: (signal.job, str(signal.uid))),
+    sig.RdmaSight: Subject("", _of_host),
 }
 
 

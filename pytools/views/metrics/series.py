@@ -15,33 +15,8 @@ from typing import Any, Final
 
 from prometheus_client import Metric
 
+from pytools import signals as sig
 from pytools.figures import DIRECTIONS, MEASURES, Measure
-from pytools.signals import (
-    GPU_REASONS,
-    AppDelay,
-    ClockState,
-    Delay,
-    Gpu,
-    HoldState,
-    Job,
-    JobCauseKind,
-    JobVerdictWord,
-    Link,
-    NexthopGroup,
-    PathDelay,
-    PathLiveness,
-    PathMtu,
-    PathState,
-    PathWay,
-    RdmaPort,
-    RdmaQueuePair,
-    RdmaSight,
-    RdmaSuspects,
-    RdmaVerdict,
-    Self,
-    SteeringState,
-    TcpHost,
-)
 from pytools.views.metrics.counting import CAUSES, EVENTS, MEMBERS, PORT_EVENTS, ROWS, Ways
 from pytools.views.metrics.exposition import Exposition
 from pytools.views.metrics.families import APP, FAMILIES, GPU, JOB, LINK, MEMBER, PATH, PORT, Family
@@ -49,13 +24,13 @@ from pytools.views.metrics.model import Model
 from pytools.views.metrics.parts import BUCKETS, NAMES
 
 Labels = Sequence[str]
-_CLOCK_STATES: Final = typing.get_args(ClockState)
+_CLOCK_STATES: Final = typing.get_args(sig.ClockState)
 _MTU_STATES: Final = ("agrees", "mismatch", "unknown")
-_STEERING_STATES: Final = typing.get_args(SteeringState)
-_WAY_STATES: Final = typing.get_args(typing.get_type_hints(PathWay)["state"])
-_VERDICTS: Final = typing.get_args(RdmaVerdict)
-_JOB_VERDICTS: Final = typing.get_args(JobVerdictWord)
-_JOB_CAUSES: Final = typing.get_args(JobCauseKind)
+_STEERING_STATES: Final = typing.get_args(sig.SteeringState)
+_WAY_STATES: Final = typing.get_args(typing.get_type_hints(sig.PathWay)["state"])
+_VERDICTS: Final = typing.get_args(sig.RdmaVerdict)
+_JOB_VERDICTS: Final = typing.get_args(sig.JobVerdictWord)
+_JOB_CAUSES: Final = typing.get_args(sig.JobCauseKind)
 _COST_FRESH_NS: Final = 60_000_000_000  # of what the agent costs, which is looked at now and then
 _APP_FIGURES: Final = ("p50", "p90", "p99", "max")
 # What has a row in the model, by its labels, the longest first; and how many values each other label can have there.
@@ -73,7 +48,7 @@ _VALUES: Final = {
     "event": len(PORT_EVENTS),
     "verdict": len(_JOB_VERDICTS),
     "reason": len(_JOB_CAUSES),
-    "clock_reason": len(GPU_REASONS),
+    "clock_reason": len(sig.GPU_REASONS),
     "kind": 2,
     "state": 1 + len(_STEERING_STATES),  # a word that is not known comes besides
     "figure": max(len(_APP_FIGURES), *(len(each.exported) for each in MEASURES)),
@@ -135,7 +110,7 @@ def _ourselves(out: Exposition, model: Model, now_ns: int, instance: str) -> Non
 
 
 def _cost(out: Exposition, model: Model, now_ns: int) -> None:
-    cost, newest = model.cost, model.of_host.newest.get(Self)
+    cost, newest = model.cost, model.of_host.newest.get(sig.Self)
     if cost is not None and newest is not None and model.connected and now_ns - newest.at_ns <= _COST_FRESH_NS:
         out.add("swerve_agent_cpu_ratio", (), cost.cpu_share)
         out.add("swerve_agent_resident_memory_bytes", (), newest.resident_bytes)
@@ -145,7 +120,7 @@ def _cost(out: Exposition, model: Model, now_ns: int) -> None:
             out.add("swerve_hook_failed", (hook,), 1)
 
 
-def _delay(out: Exposition, labels: Labels, delay: PathDelay) -> None:
+def _delay(out: Exposition, labels: Labels, delay: sig.PathDelay) -> None:
     for measure in MEASURES:
         if measure.of_direction:
             _measure(out, measure, delay, delay.forward, (*labels, DIRECTIONS[0]))
@@ -155,7 +130,7 @@ def _delay(out: Exposition, labels: Labels, delay: PathDelay) -> None:
     out.one_of("swerve_path_clock_state", labels, _CLOCK_STATES, delay.clock)
 
 
-def _measure(out: Exposition, measure: Measure, delay: PathDelay, way: Delay | None, labels: Labels) -> None:
+def _measure(out: Exposition, measure: Measure, delay: sig.PathDelay, way: sig.Delay | None, labels: Labels) -> None:
     scale = 1 if measure.unit == "share" else 1e9
     for part in measure.exported:
         value = measure.value(delay, way, part)
@@ -165,24 +140,24 @@ def _measure(out: Exposition, measure: Measure, delay: PathDelay, way: Delay | N
         out.ns(name, labels, getattr(way if measure.of_direction else delay, field))
 
 
-def _liveness(out: Exposition, labels: Labels, alive: PathLiveness) -> None:
+def _liveness(out: Exposition, labels: Labels, alive: sig.PathLiveness) -> None:
     out.add("swerve_path_missed_probes", labels, alive.missed)
     out.ns("swerve_path_silent_seconds", labels, alive.silent_ns)
 
 
-def _mtu(out: Exposition, labels: Labels, mtu: PathMtu) -> None:
+def _mtu(out: Exposition, labels: Labels, mtu: sig.PathMtu) -> None:
     out.add("swerve_path_mtu_bytes", (*labels, "interface"), mtu.interface_mtu_bytes)
     out.add("swerve_path_mtu_bytes", (*labels, "works"), mtu.works_bytes)
     out.one_of("swerve_path_mtu_state", labels, _MTU_STATES, mtu.state)
 
 
-def _state(out: Exposition, labels: Labels, state: PathState) -> None:
+def _state(out: Exposition, labels: Labels, state: sig.PathState) -> None:
     out.one_of("swerve_path_steering_state", labels, _STEERING_STATES, state.state)
     out.add("swerve_path_steering_weight", (*labels, "wanted"), state.weight_wanted)
     out.add("swerve_path_steering_weight", (*labels, "actual"), state.weight_actual)
 
 
-def _hold(out: Exposition, labels: Labels, hold: HoldState) -> None:
+def _hold(out: Exposition, labels: Labels, hold: sig.HoldState) -> None:
     out.add("swerve_path_hold_armed", labels, float(hold.armed and not hold.why_not))
     out.ns("swerve_path_hold_queueing_seconds", labels, hold.queueing_ns)
     out.ns("swerve_path_hold_threshold_seconds", labels, hold.threshold_ns)
@@ -196,19 +171,19 @@ def _ways(out: Exposition, labels: Labels, ways: Ways) -> None:
     out.add("swerve_path_ways_confidence_ratio", labels, min(way.confidence for way in ways.by_number.values()))
 
 
-def _app(out: Exposition, labels: Labels, delay: AppDelay) -> None:
+def _app(out: Exposition, labels: Labels, delay: sig.AppDelay) -> None:
     for name, some in (("swerve_app_delay_seconds", delay.owd), ("swerve_app_queueing_delay_seconds", delay.queueing)):
         for figure in _APP_FIGURES:
             out.ns(name, (*labels, figure), getattr(some, f"{figure}_ns"))
     out.ns("swerve_app_delay_bound_seconds", labels, delay.bound_ns)
 
 
-def _tcp(out: Exposition, labels: Labels, host: TcpHost) -> None:
+def _tcp(out: Exposition, labels: Labels, host: sig.TcpHost) -> None:
     out.add("swerve_tcp_connections", labels, host.flows)
     out.add("swerve_tcp_connections_limit", labels, host.capacity)
 
 
-def _link(out: Exposition, labels: Labels, link: Link) -> None:
+def _link(out: Exposition, labels: Labels, link: sig.Link) -> None:
     out.add("swerve_link_up", labels, float(link.up))
     out.add("swerve_link_carrier", labels, float(link.carrier))
     out.add("swerve_link_mtu_bytes", labels, link.mtu_bytes)
@@ -241,13 +216,13 @@ def _clocks(out: Exposition, model: Model, now_ns: int) -> None:
     out.ns("swerve_clock_slew_ratio", (), own.slew_ppb)
 
 
-def _group(out: Exposition, labels: Labels, group: NexthopGroup) -> None:
+def _group(out: Exposition, labels: Labels, group: sig.NexthopGroup) -> None:
     for member in group.members[:MEMBERS]:
         out.add("swerve_nexthop_weight", (*labels, member.interface, member.gateway), member.weight)
 
 
 def _queue_pairs(out: Exposition, model: Model, now_ns: int) -> None:
-    pairs = [row.newest[RdmaQueuePair] for row in model.pairs]
+    pairs = [row.newest[sig.RdmaQueuePair] for row in model.pairs]
     fresh = [pair for pair in pairs if model.is_fresh(pair.at_ns, now_ns, pair.window_ns)]
     verdicts = Counter(pair.verdict for pair in fresh)
     for verdict in _VERDICTS:
@@ -256,22 +231,22 @@ def _queue_pairs(out: Exposition, model: Model, now_ns: int) -> None:
     out.add("swerve_rdma_outstanding_bytes", (), sum(pair.outstanding_bytes for pair in fresh))
 
 
-def _sight(out: Exposition, labels: Labels, sight: RdmaSight) -> None:
+def _sight(out: Exposition, labels: Labels, sight: sig.RdmaSight) -> None:
     out.add("swerve_rdma_available", labels, float(sight.available))
     out.add("swerve_rdma_tap_processes", labels, sight.tap_processes)
 
 
-def _suspects(out: Exposition, labels: Labels, suspects: RdmaSuspects) -> None:
+def _suspects(out: Exposition, labels: Labels, suspects: sig.RdmaSuspects) -> None:
     kinds = Counter(suspect.kind for suspect in suspects.suspects)
     for kind in ("host", "link"):
         out.add("swerve_rdma_suspects", (*labels, kind), kinds[kind])
 
 
-def _port(out: Exposition, labels: Labels, port: RdmaPort) -> None:
+def _port(out: Exposition, labels: Labels, port: sig.RdmaPort) -> None:
     out.add("swerve_rdma_port_active", labels, float(port.state == "active"))
 
 
-def _job(out: Exposition, labels: Labels, job: Job) -> None:
+def _job(out: Exposition, labels: Labels, job: sig.Job) -> None:
     if job.why is None:
         return
     out.one_of("swerve_job_verdict", labels, _JOB_VERDICTS, job.why.verdict)
@@ -284,11 +259,11 @@ def _job(out: Exposition, labels: Labels, job: Job) -> None:
         out.add("swerve_job_step_slowdown_ratio", labels, job.why.step.slowdown)
 
 
-def _gpu(out: Exposition, labels: Labels, gpu: Gpu) -> None:
+def _gpu(out: Exposition, labels: Labels, gpu: sig.Gpu) -> None:
     out.add("swerve_gpu_up", labels, float(gpu.state == "ok"))
     shares = {each.reason: each.share for each in gpu.clock_reasons}
     if gpu.readings:
-        for reason in GPU_REASONS:
+        for reason in sig.GPU_REASONS:
             out.add("swerve_gpu_clock_reason_ratio", (*labels, reason), shares.get(reason, 0.0))
     for name, value, unit in (
         ("sm_clock_hertz", gpu.sm_mhz, 1e6),
@@ -305,19 +280,19 @@ def _gpu(out: Exposition, labels: Labels, gpu: Gpu) -> None:
 
 # What is given of the newest signal of a kind while it stands.
 _GAUGES: Final[dict[Any, Callable[[Exposition, Labels, Any], None]]] = {
-    PathDelay: _delay,
-    PathLiveness: _liveness,
-    PathMtu: _mtu,
-    PathState: _state,
-    HoldState: _hold,
-    PathWay: _ways,
-    AppDelay: _app,
-    TcpHost: _tcp,
-    Link: _link,
-    NexthopGroup: _group,
-    RdmaSight: _sight,
-    RdmaSuspects: _suspects,
-    RdmaPort: _port,
-    Job: _job,
-    Gpu: _gpu,
+    sig.PathDelay: _delay,
+    sig.PathLiveness: _liveness,
+    sig.PathMtu: _mtu,
+    sig.PathState: _state,
+    sig.HoldState: _hold,
+    sig.PathWay: _ways,
+    sig.AppDelay: _app,
+    sig.TcpHost: _tcp,
+    sig.Link: _link,
+    sig.NexthopGroup: _group,
+    sig.RdmaSight: _sight,
+    sig.RdmaSuspects: _suspects,
+    sig.RdmaPort: _port,
+    sig.Job: _job,
+    sig.Gpu: _gpu,
 }

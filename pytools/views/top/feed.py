@@ -18,7 +18,7 @@ from typing import IO, Final
 from pytools import directories
 from pytools.errors import SwerveError
 from pytools.ipc.socket_files import connect
-from pytools.views.kinds import VIEWS
+from pytools.views.registry import VIEWS
 
 _ALWAYS: Final = VIEWS["top"].types - {"app_delay"} | {"path_ecn"}
 _OF_PANEL: Final = {

@@ -9,38 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from pytools import signals as sig
 from pytools.ipc.wire import TAGS
-from pytools.signals import (
-    Act,
-    AnySignal,
-    AppDelay,
-    Clock,
-    ClockEdge,
-    Collocation,
-    Gpu,
-    GpuClock,
-    HoldState,
-    Job,
-    Link,
-    LinkEvent,
-    NexthopGroup,
-    PacketDrops,
-    PathDelay,
-    PathEcn,
-    PathLiveness,
-    PathMtu,
-    PathState,
-    PathWay,
-    RdmaPort,
-    RdmaQueuePair,
-    RdmaSight,
-    RdmaSuspects,
-    Self,
-    TcpFlow,
-    TcpHost,
-    TcpNamespace,
-    TcpPath,
-)
 from pytools.views import empty_states
 from pytools.views.filters import TRAITS, Filters
 from pytools.views.model import Model, is_whole_path
@@ -58,7 +28,7 @@ class View:
     shows: tuple[type[Any], ...]  # kinds of signals that a frame stands for, in this order
     needs: tuple[type[Any], ...]  # a signal of any of these is enough for a first frame
     # Comes from every agent that lives, and says why there is nothing else.
-    lives: tuple[type[Any], ...] = (PathDelay,)
+    lives: tuple[type[Any], ...] = (sig.PathDelay,)
     first_s: float = 1.2  # long enough for one long window of every path
     # Why there is nothing, when an agent that lives has nothing of this kind; None: that is an error.
     silence: Callable[[Model], str] | None = None
@@ -75,8 +45,8 @@ class View:
         """Those that something in it can pass."""
         return frozenset(name for kind in self.shows for name in TRAITS.get(kind, ()))
 
-    def rows(self, model: Model) -> list[AnySignal]:
-        found: list[AnySignal] = [row for kind in self.shows for row in model.of(kind).values()]
+    def rows(self, model: Model) -> list[sig.AnySignal]:
+        found: list[sig.AnySignal] = [row for kind in self.shows for row in model.of(kind).values()]
         return found if self.usual is None else sorted(found, key=self.usual)
 
     def heard(self, model: Model) -> bool:
@@ -90,51 +60,65 @@ class View:
 
 
 class _Top(View):
-    def rows(self, model: Model) -> list[AnySignal]:
-        return [row for row in super().rows(model) if not isinstance(row, AppDelay) or is_whole_path(row)]
+    def rows(self, model: Model) -> list[sig.AnySignal]:
+        return [row for row in super().rows(model) if not isinstance(row, sig.AppDelay) or is_whole_path(row)]
 
 
 VIEWS: Final[Mapping[str, View]] = {
-    "delay": View((PathDelay, PathLiveness), (PathDelay,)),
+    "delay": View((sig.PathDelay, sig.PathLiveness), (sig.PathDelay,)),
     "tcp": View(  # `self` and `tcp_host` say that the agent lives, and whether its hooks do
-        (TcpHost, TcpPath, TcpNamespace, TcpFlow), (Self, TcpHost), (), first_s=_OWNERS_S, owners_s=_ALL_OWNERS_S
+        (sig.TcpHost, sig.TcpPath, sig.TcpNamespace, sig.TcpFlow),
+        (sig.Self, sig.TcpHost),
+        (),
+        first_s=_OWNERS_S,
+        owners_s=_ALL_OWNERS_S,
     ),
-    "flows": View((TcpFlow,), (Self, TcpHost), (), first_s=_OWNERS_S, owners_s=_ALL_OWNERS_S),
-    "drops": View((PacketDrops,), (PacketDrops,), silence=empty_states.no_drops),
-    "links": View((Link, PathMtu, PathEcn, LinkEvent), (Link,), silence=empty_states.no_links),
+    "flows": View((sig.TcpFlow,), (sig.Self, sig.TcpHost), (), first_s=_OWNERS_S, owners_s=_ALL_OWNERS_S),
+    "drops": View((sig.PacketDrops,), (sig.PacketDrops,), silence=empty_states.no_drops),
+    "links": View((sig.Link, sig.PathMtu, sig.PathEcn, sig.LinkEvent), (sig.Link,), silence=empty_states.no_links),
     # An interface that is well says nothing of events, but that it is there.
-    "events": View((LinkEvent,), (Link, LinkEvent), silence=empty_states.no_links),
-    "rdma": View((RdmaSight, RdmaQueuePair, RdmaSuspects), (RdmaSight,), silence=empty_states.no_rdma),
-    "ports": View((RdmaPort,), (RdmaSight,), silence=empty_states.no_rdma),
-    "suspects": View((RdmaSuspects,), (RdmaSight,), silence=empty_states.no_rdma),
+    "events": View((sig.LinkEvent,), (sig.Link, sig.LinkEvent), silence=empty_states.no_links),
+    "rdma": View((sig.RdmaSight, sig.RdmaQueuePair, sig.RdmaSuspects), (sig.RdmaSight,), silence=empty_states.no_rdma),
+    "ports": View((sig.RdmaPort,), (sig.RdmaSight,), silence=empty_states.no_rdma),
+    "suspects": View((sig.RdmaSuspects,), (sig.RdmaSight,), silence=empty_states.no_rdma),
     # `tcp_host` says that the agent lives. Ranks need a second, their connections four windows, a lag two answers.
-    "jobs": View((Job,), (Job, TcpHost), first_s=_ALL_OWNERS_S, silence=empty_states.no_jobs),
+    "jobs": View((sig.Job,), (sig.Job, sig.TcpHost), first_s=_ALL_OWNERS_S, silence=empty_states.no_jobs),
     # NVML is opened once somebody listens; a counter has grown from its second reading on.
-    "gpu": View((Gpu, GpuClock), (Gpu, TcpHost), (), first_s=3.3, silence=empty_states.no_gpus),
+    "gpu": View((sig.Gpu, sig.GpuClock), (sig.Gpu, sig.TcpHost), (), first_s=3.3, silence=empty_states.no_gpus),
     # The first signal covers the time since somebody last asked; the second one covers a second.
-    "self": View((Self,), (Self,), (), first_s=2.3),
+    "self": View((sig.Self,), (sig.Self,), (), first_s=2.3),
     "app": View(
-        (AppDelay,),
-        (AppDelay,),
+        (sig.AppDelay,),
+        (sig.AppDelay,),
         silence=empty_states.no_app_delays,
         usual=lambda app: (not is_whole_path(app), -app.sampled),
     ),
     # Every five seconds.
-    "ways": View((PathWay,), (PathWay,), silence=empty_states.no_ways, patience_s=8.0),
-    "clocks": View((Clock,), (Clock,), (PathDelay, ClockEdge), silence=empty_states.no_clocks),
-    "edges": View((ClockEdge,), (ClockEdge,), silence=empty_states.no_edges),
+    "ways": View((sig.PathWay,), (sig.PathWay,), silence=empty_states.no_ways, patience_s=8.0),
+    "clocks": View((sig.Clock,), (sig.Clock,), (sig.PathDelay, sig.ClockEdge), silence=empty_states.no_clocks),
+    "edges": View((sig.ClockEdge,), (sig.ClockEdge,), silence=empty_states.no_edges),
     "collocation": View(  # every five seconds, of which some may just have passed
-        (Collocation,),
-        (Collocation,),
-        (PathDelay, Clock, ClockEdge),
+        (sig.Collocation,),
+        (sig.Collocation,),
+        (sig.PathDelay, sig.Clock, sig.ClockEdge),
         silence=empty_states.no_collocation,
         patience_s=8.0,
     ),
     "top": _Top(
         (
-            *(PathDelay, TcpPath, NexthopGroup, PathState, HoldState, Act, Self, Clock, AppDelay),
-            *(LinkEvent, RdmaQueuePair, RdmaSuspects, PathWay, Gpu),
+            *(
+                sig.PathDelay,
+                sig.TcpPath,
+                sig.NexthopGroup,
+                sig.PathState,
+                sig.HoldState,
+                sig.Act,
+                sig.Self,
+                sig.Clock,
+                sig.AppDelay,
+            ),
+            *(sig.LinkEvent, sig.RdmaQueuePair, sig.RdmaSuspects, sig.PathWay, sig.Gpu),
         ),
-        (PathDelay, Self),
+        (sig.PathDelay, sig.Self),
     ),
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /* Nearly every packet tells nothing that cannot wait: it is glanced at, or not even that. */
-#ifndef SWERVE_TCP_GLANCE_H
-#define SWERVE_TCP_GLANCE_H
+#ifndef SWERVE_TCP_FAST_PATH_H
+#define SWERVE_TCP_FAST_PATH_H
 
 #include "tcp/requests.h"
 
@@ -87,4 +87,4 @@ static __always_inline bool is_young(struct __sk_buff *skb, struct tcp_truth *tr
 	return true;
 }
 
-#endif /* SWERVE_TCP_GLANCE_H */
+#endif /* SWERVE_TCP_FAST_PATH_H */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /* Bring a connection's record, the totals and its row up to date. */
-#ifndef SWERVE_TCP_LOOK_H
-#define SWERVE_TCP_LOOK_H
+#ifndef SWERVE_TCP_FULL_UPDATE_H
+#define SWERVE_TCP_FULL_UPDATE_H
 
 #include "tcp/causes.h"
 
@@ -73,4 +73,4 @@ static __always_inline u64 refresh_ns(void)
 	return settings ? settings->refresh_ns : 0;
 }
 
-#endif /* SWERVE_TCP_LOOK_H */
+#endif /* SWERVE_TCP_FULL_UPDATE_H */
