@@ -73,7 +73,7 @@ def schema() -> None:
 @click.option("--allow-remote", is_flag=True, help="Allow an address that other hosts can reach.")
 @click.option("--once", is_flag=True, help="Print the metrics once and exit (exit code 1 without an agent).")
 @click.option("--openmetrics", is_flag=True, help="With --once, print OpenMetrics instead of Prometheus text.")
-@common(follows=False)
+@common(follows=False, without="json")
 def metrics(options: Options, listen: str, allow_remote: bool, once: bool, openmetrics: bool) -> int:
     """Serve the metrics of an agent to Prometheus; the agent may restart.
 
@@ -83,8 +83,8 @@ def metrics(options: Options, listen: str, allow_remote: bool, once: bool, openm
     from pytools import directories
     from pytools.views.metrics import command, server
 
-    if options.json or (openmetrics and not once):
-        raise click.UsageError("metrics has no --json, and --openmetrics needs --once")
+    if openmetrics and not once:
+        raise click.UsageError("--openmetrics needs --once")
     agent_socket, instance = directories.readers_socket(options.netns), directories.instance(options.netns)
     if once:
         return 0 if command.once(agent_socket, instance, sys.stdout.buffer, openmetrics) else 1

@@ -29,7 +29,7 @@ _TYPES = click.option(
 @SINCE
 @UNTIL
 @filtered("dst", "src", "port", "pid", "command", "interface", "path", "verdict", "host", "pod", sort=False)
-@common()
+@common(without="interval")
 def watch(options: Options, types: Sequence[str], since: str | None, until: str | None, asked: Asked) -> None:
     """Print each signal as a line of JSON as it arrives.
 
@@ -42,8 +42,6 @@ def watch(options: Options, types: Sequence[str], since: str | None, until: str 
     from pytools.recording.reader import Read
     from pytools.views import export, history_query
 
-    if options.interval_s is not None:
-        raise click.UsageError("watch prints each signal as it arrives: it has no --interval")
     if until is not None and since is None:
         raise click.UsageError("--until needs --since")
     wanted, told = _wanted(types, asked, since, until), Read()

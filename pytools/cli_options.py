@@ -65,48 +65,49 @@ NETNS: Final = click.option(
 )
 
 
-def common(follows: bool = True) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def common(follows: bool = True, without: str = "") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Give a command the options that all commands share, as one argument `options`.
 
     Parameters
     ----------
     follows : bool
         Whether the command can go on showing (`--interval`, `--count`).
+    without : str
+        The one that this command has no use for: `json` or `interval`.
     """
-    listed = [
-        click.option("-j", "--json", is_flag=True, help="Print JSON, one object per line."),
-        NETNS,
-        click.option(
+    listed = {
+        "json": click.option("-j", "--json", is_flag=True, help="Print JSON, one object per line."),
+        "interval": click.option(
+            "-i",
+            "--interval",
+            type=click.FloatRange(min=0.05),
+            callback=finite,
+            metavar="SECONDS",
+            help="Repeat every SECONDS until interrupted.",
+        ),
+        "count": click.option(
+            "-c", "--count", type=click.IntRange(min=1), metavar="N", help="Stop after N tables or lines."
+        ),
+        "netns": NETNS,
+        "config": click.option(
             "--config",
             metavar="FILE",
             type=click.Path(dir_okay=False, path_type=Path),
             help="Read the agent's configuration from FILE.",
         ),
-        click.option("--no-color", is_flag=True, help="Disable colour (also: environment NO_COLOR)."),
-    ]
-    if follows:
-        listed[1:1] = [
-            click.option(
-                "-i",
-                "--interval",
-                type=click.FloatRange(min=0.05),
-                callback=finite,
-                metavar="SECONDS",
-                help="Repeat every SECONDS until interrupted.",
-            ),
-            click.option(
-                "-c", "--count", type=click.IntRange(min=1), metavar="N", help="Stop after N tables or lines."
-            ),
-        ]
+        "no_color": click.option("--no-color", is_flag=True, help="Disable colour (also: environment NO_COLOR)."),
+    }
+    for name in (without, *(() if follows else ("interval", "count"))):
+        listed.pop(name, None)
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def with_options(
             *,
-            json: bool,
             netns: str | None,
             config: Path | None,
             no_color: bool,
+            json: bool = False,
             interval: float | None = None,
             count: int | None = None,
             **rest: Any,
@@ -114,7 +115,7 @@ def common(follows: bool = True) -> Callable[[Callable[..., Any]], Callable[...,
             color = not (no_color or os.environ.get("NO_COLOR"))
             return function(Options(json, interval, count, netns, config, color), **rest)
 
-        for option in reversed(listed):
+        for option in reversed(listed.values()):
             with_options = option(with_options)
         return with_options
 

@@ -36,7 +36,7 @@ class _Done:
 @SINCE
 @click.option("--target", default="", metavar="TEXT", help="Select targets with TEXT in their name.")
 @click.option("--all", "everything", is_flag=True, help="Include earlier network namespaces of the same name.")
-@common()
+@common(without="interval")
 def history(options: Options, since: str | None, target: str, everything: bool) -> None:
     """Print what was done, when, by whom and why, oldest first; with --count, the last entries.
 
@@ -44,8 +44,6 @@ def history(options: Options, since: str | None, target: str, everything: bool) 
     journal (objects with `kind`), pins, labels, alerts and orders from the record of acts (objects with `type`);
     `scope` is the boot and the network namespace.
     """
-    if options.interval_s is not None:
-        raise click.UsageError("history has no --interval")
     low_ns = 0 if since is None else times.parse(since, time.time_ns())
     folder = directories.state_dir(options.netns)
     parts = [journal.read(folder / name) for name in (f"{journal.FILE}.1", journal.FILE)]

@@ -222,7 +222,7 @@ def test_once_prints_everything(once: dict[str, tuple[str, str]], name: str) -> 
         (("--listen", "0.0.0.0:9762"), 4, "--allow-remote"),
         (("--listen", "localhost:9762"), 2, "write it like"),
         (("--listen", "127.0.0.1:99999"), 2, "write it like"),
-        (("--once", "-j"), 2, "metrics has no --json"),
+        (("--once", "-j"), 2, "No such option '-j'"),
         (("--openmetrics",), 2, "--openmetrics needs --once"),
     ],
 )
