@@ -7,6 +7,7 @@ prefixes `PREFIX`. Nobody but the owner, the kernel and swerve writes a route.
 from __future__ import annotations
 
 import contextlib
+import json
 import socket
 import tempfile
 from collections.abc import Callable, Iterator
@@ -91,6 +92,10 @@ class Host(support.Namespace):
         """The owner has rail 2 in again; also what he has to do after a carrier was lost."""
         for family in FAMILIES:
             self.lay(family, RAILS)
+
+    def has_all(self) -> None:
+        """Wait until the owner routes over all rails."""
+        support.wait_until(lambda: self.hops() == {(f, rail) for f in FAMILIES for rail in RAILS}, 30, "all are back")
 
     # ---- what is done and seen ----
 
@@ -284,10 +289,6 @@ class Bgp(Host):
             self._announces.ask("enable", _session(family, 2))
         self.has_all()
 
-    def has_all(self) -> None:
-        """Wait until the owner routes over all rails."""
-        support.wait_until(lambda: self.hops() == {(f, rail) for f in FAMILIES for rail in RAILS}, 30, "all are back")
-
 
 def _session(family: int, rail: int) -> str:
     return f"rail{rail}v{family}"
@@ -319,8 +320,8 @@ class Bird(Bgp):
         return routing_daemons.bird(self.netns, _BIRD.format(end=2) + kernels + sessions)
 
 
-class Frr(Bgp):
-    """FRR as installed, with BGP over several hops.
+class Zebra(Host):
+    """FRR as installed.
 
     A hop that the kernel dropped with its carrier never comes back, with or without swerve: the group keeps its number,
     and zebra takes it for installed.
@@ -333,6 +334,35 @@ class Frr(Bgp):
     def spares(row: str) -> bool:
         """Nexthop objects that zebra makes for hops that it sees in our routes."""
         return row.startswith('{"id": ') and '"protocol": "zebra"' in row
+
+    def believed(self) -> set[tuple[int, int]]:
+        """Families and rails that zebra takes for installed."""
+        found = set()
+        for family in FAMILIES:
+            asked = f"show {'ip' if family == 4 else 'ipv6'} route {PREFIX[family]} json"
+            routes = json.loads(support.run(["vtysh", "-N", self.netns, "-c", asked]).stdout)
+            hops = [hop for each in routes.get(PREFIX[family], ()) for hop in each["nexthops"] if hop.get("fib")]
+            found |= {(family, int(hop["interfaceName"][4:])) for hop in hops}
+        return found
+
+
+class FrrStatic(Zebra):
+    """FRR as installed, with static routes."""
+
+    @contextlib.contextmanager
+    def owned(self) -> Iterator[None]:
+        text = "".join(
+            f"{'ip' if family == 4 else 'ipv6'} route {PREFIX[family]} {gateway(family, rail)} rail{rail}\n"
+            for family in FAMILIES
+            for rail in RAILS
+        )
+        with routing_daemons.frr(self.netns, staticd=text):
+            self.has_all()
+            yield
+
+
+class Frr(Zebra, Bgp):
+    """FRR as installed, with BGP over several hops."""
 
     def _speaker(self) -> contextlib.AbstractContextManager[object]:
         def each(text: str, *families: int) -> str:

@@ -9,25 +9,24 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
 from pathlib import Path as File
 
 import pytest
 import route_kinds
 import steering_kit as kit
 import support
-import watching
 import yaml
 from live_traffic import Traffic
 from route_kinds import FAMILIES, PEER, RAILS, SOURCE
 from routing_daemons import NetworkManager, Writes
 
 from pytools import directories
-from pytools.config import AgentConfig, Links, Peer
+from pytools.ipc.bus import Client
 from pytools.kernel import features
 from pytools.kernel.bpf import attach
 from pytools.kernel.netns import inside
-from pytools.signals import Path
-from pytools.sources.probing.measurements import RECEIVED
+from pytools.signals import Path, PathLiveness, PathState
 from steering.control import client, kept_orders, requests
 from steering.deciding.overrides import NONE
 
@@ -155,7 +154,7 @@ def steered(kind, make_lasting_namespace, tmp_path_factory):
         traffic = stack.enter_context(contextlib.closing(Traffic(host.netns, host.peer, SOURCE, PEER, host.device)))
         agent = stack.enter_context(contextlib.closing(kit.FakeAgent(host.netns, RAILS, EVERY_S, paths)))
         text = yaml.safe_load(kit.POLICY)
-        text["manage"] = {"destinations": ["10.9.0.0/16", "fd00:9::/64"], **host.manage}
+        text["manage"] = managed(host)
         text["rules"][0]["return"] = {"dwell": "200ms", "retry_after": "200ms", "steps": [1.0], "step": "200ms"}
         made = Steered(host, traffic, agent, kit.policy_file(tmp_path_factory.mktemp("kind"), yaml.safe_dump(text)))
         stack.callback(made.end)
@@ -172,45 +171,87 @@ def test_an_order_steers_and_its_end_undoes(steered):
     steered.traffic.unharmed()
 
 
-SPREAD = {name: kind for name, kind in KINDS.items() if kind.first == frozenset(RAILS)}
+WITH_STATIC = KINDS | ({} if chosen else {"FRR static": route_kinds.FrrStatic})
+SPREAD = {name: kind for name, kind in WITH_STATIC.items() if kind.first == frozenset(RAILS)}
+
+
+SILENCE = """
+- name: leave-silent-rail
+  when: {signal: silence, missed: 3}
+  then: {drain: {}}
+  return: {dwell: 200ms, retry_after: 200ms, steps: [1.0], step: 200ms}
+"""
 
 
 @pytest.mark.parametrize("kind", SPREAD.values(), ids=SPREAD)
-def test_every_hop_is_probed_and_a_silent_one_is_found(kind, make_namespace):
-    host, live = kind(make_namespace(), make_namespace()), {}
+def test_every_hop_is_probed_and_a_silent_one_is_left_until_it_answers(kind, make_namespace, tmp_path):
+    """Agents and a controller as shipped; what comes in over rail 1 is dropped, and its carrier stays."""
+    host, live, states = kind(make_namespace(), make_namespace()), {}, {}
     sources = [*SOURCE.values(), *(route_kinds.gateway(f, rail, 2) for f in FAMILIES for rail in RAILS)]
-    with host.owned(), contextlib.ExitStack() as stack:
-        made = [
-            stack.enter_context(contextlib.closing(watching.Watcher(netns, watched(name, addresses))))
-            for netns, name, addresses in ((host.netns, "h1", PEER.values()), (host.peer, "h2", sources))
-        ]
-        told = made[0].bus.subscribe(frozenset({"path_liveness"}))
+    policy = yaml.safe_load(kit.POLICY) | {"manage": managed(host), "rules": yaml.safe_load(SILENCE)}
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(host.owned())
+        for netns, name, addresses in ((host.netns, "h1", PEER.values()), (host.peer, "h2", sources)):
+            stack.enter_context(agent(netns, name, addresses, tmp_path))
+        client = Client(directories.agent_socket(host.netns), frozenset({"path_liveness", "path_state"}))
+        heard = stack.enter_context(contextlib.closing(client))
+        traffic = stack.enter_context(contextlib.closing(Traffic(host.netns, host.peer, SOURCE, PEER, host.device)))
+        controller = stack.enter_context(
+            kit.controlled(host, kit.policy_file(tmp_path, yaml.safe_dump(policy)), "--apply")
+        )
 
         def silent():
-            live.update({each.path: each.missed for each in told.read()})
-            return {path for path, missed in live.items() if missed >= 3}
+            for each in heard.read():
+                if isinstance(each, PathLiveness):
+                    live[each.path] = each.missed
+                elif isinstance(each, PathState):
+                    states[each.path] = each.state
+            return sorted(path.interface for path, missed in live.items() if missed >= 3)
 
-        def rails():
-            return sorted(path.interface for path in silent())
+        def healthy():
+            return not silent() and sorted((path.interface, state) for path, state in states.items()) == [
+                (f"rail{rail}", "healthy") for rail in RAILS for _ in FAMILIES
+            ]
 
-        def answered():
-            counts, paths = made[0].mesh.measurements.counts, made[0].mesh.paths.current
-            each = {(path.family, path.path.interface) for path in paths if counts[path.index, RECEIVED] >= 10}
-            return each == {(family, f"rail{rail}") for family in FAMILIES for rail in RAILS} and not silent()
-
-        watching.work_until(made, answered, "every path answers")
+        support.wait_until(healthy, 40, "every path answers, and the controller knows it")
+        traffic.unharmed()
+        before = host.others()
         with features.loaded(DROP) as drop:
             with inside(host.peer):
                 cut = attach.attach_tc(drop, "rail1", "ingress")
             with cut:
-                watching.work_until(made, lambda: rails() == ["rail1"] * len(FAMILIES), "rail 1 is silent")
-        watching.work_until(made, lambda: not silent(), "it answers again")
+                support.wait_until(lambda: silent() == ["rail1"] * len(FAMILIES), 20, "rail 1 is silent")
+                support.wait_until(lambda: host.uses(host.drained), 20, "it is left")
+                lost, sent = traffic.lost, dict(traffic.sent)
+                traffic.flows()
+                support.wait_until(lambda: all(traffic.sent[f] > sent[f] + 200 for f in FAMILIES), 20, "more is sent")
+                support.wait_until(lambda: all(traffic.lost[f] <= lost[f] for f in FAMILIES), 20, "no more is lost")
+                assert host.others() == before
+        support.wait_until(lambda: host.uses(host.first) and healthy(), 40, "it carries packets again")
+        traffic.unharmed(lost=max(traffic.lost.values()))
+        assert controller.end() == 0
+        assert host.uses(host.first) and host.ours() == 0 and host.others() == before
 
 
-def watched(name, addresses):
-    """The configuration of an agent with a peer for each address, one of which a route without `src` sends from."""
-    peers = [Peer(f"peer{number}", address, clock="shared") for number, address in enumerate(addresses)]
-    return AgentConfig(name, peers, links=Links(mtu_interval_s=0))
+@contextlib.contextmanager
+def agent(netns, name, addresses, folder):
+    """An agent with a peer for each address, one of which a route without `src` sends from."""
+    peers = [{"name": f"peer{n}", "address": each, "clock": "shared"} for n, each in enumerate(addresses)]
+    file = folder / f"{name}.yaml"
+    file.write_text(yaml.safe_dump({"host": name, "peers": peers}))
+    process = subprocess.Popen([*support.SWERVE, "agent", "-n", netns, "--config", str(file)])
+    try:
+        support.wait_until(directories.agent_socket(netns).exists, 30, "the agent serves")
+        yield
+    finally:
+        process.terminate()
+        process.wait()
+        directories.base_delays(netns).unlink(missing_ok=True)
+
+
+def managed(host):
+    """What a policy manages of a host."""
+    return {"destinations": ["10.9.0.0/16", "fd00:9::/64"], **host.manage}
 
 
 RENEWALS = int(os.environ.get("SWERVE_TEST_RENEWALS", "1"))
@@ -307,8 +348,9 @@ def test_networkd_deletes_our_rules_when_it_is_started_again_and_they_are_made_a
     steered.traffic.unharmed()
 
 
-def test_a_carrier_that_is_lost_is_left_and_comes_back(steered):
-    """The last one of a host: FRR as installed never has all its hops again."""
+@pytest.mark.parametrize("kind", WITH_STATIC.values(), ids=WITH_STATIC, indirect=True, scope="module")
+def test_a_carrier_that_is_lost_is_left_and_comes_back(steered, make_namespace):
+    """The last one of a host: FRR as installed never has all its hops again, as where there is no swerve."""
     host = steered.host
     steered.drain()
     steered.agent.queueing_ns[2] = None
@@ -332,4 +374,13 @@ def test_a_carrier_that_is_lost_is_left_and_comes_back(steered):
         assert steered.ask(requests.Undrain("rail1")).code == 0
         support.wait_until(lambda: host.uses(host.first - {2}), 20, "what they have left")
         assert host.ours("rule") == 0
+        alone = type(host)(make_namespace(), make_namespace())
+        with alone.owned():
+            every = alone.hops()
+            alone.cable(2, there=False)
+            support.wait_until(lambda: alone.believed() == alone.hops() < every, 30, "FRR has left it")
+            alone.cable(2, there=True)
+            for each in (alone, host):
+                support.wait_until(lambda each=each: each.believed() == every, 30, "FRR takes it for installed")
+            assert host.hops() == alone.hops() == {hop for hop in every if hop[1] != 2}
     steered.traffic.unharmed(lost=IN_FLIGHT)
