@@ -195,7 +195,7 @@ class Flows:
     def _sent(self) -> dict[int, int]:
         netns = self.lab.hosts[0].netns
         shown = {row["ifname"]: row for row in json.loads(support.run(["ip", "-n", netns, "-j", "-s", "link"]).stdout)}
-        return {rail: shown[f"rail{rail}"]["stats64"]["tx"]["packets"] for rail in (1, 2)}
+        return {rail: shown[f"rail{rail}"]["stats64"]["tx"]["packets"] for rail in range(1, self.lab.spec.rails + 1)}
 
     def close(self) -> None:
         for each in (*self.near, self.far):
@@ -224,10 +224,34 @@ def test_hosts_without_ipv4_are_measured_and_steered(unique_name: Callable[[], s
             check_pinned(lab, flows)
 
 
+@pytest.mark.parametrize("table", ["main", "77"], ids=["multipath", "source table"])
+def test_routes_that_list_their_hops_are_measured_and_steered(unique_name: Callable[[], str], table: str) -> None:
+    support.require("bcc", "netns")
+    with Lab.up(unique_name(), hosts=2, rate="none", ipv6=True) as lab:
+        for host, other in (lab.hosts, lab.hosts[::-1]):
+            for family in (4, 6):
+                source, peer = (each.service if family == 4 else each.service6 for each in (host, other))
+                gateways = [(each.gateway if family == 4 else each.gateway6, each.name) for each in host.interfaces]
+                hops = [word for gateway, name in gateways for word in ("nexthop", "via", gateway, "dev", name)]
+                ip = ["ip", "-n", host.netns, f"-{family}"]
+                support.run([*ip, "route", "del", peer])
+                to = peer if table == "main" else "default"
+                support.run([*ip, "route", "add", to, "table", table, "src", source, *hops])
+                if table != "main":
+                    support.run([*ip, "rule", "add", "from", source, "lookup", table])
+        check_probed(lab, (4, 6))
+        check_sampled(lab, (4, 6))
+        for version in (4, 6):
+            with contextlib.closing(Flows(lab, version)) as flows:
+                check_steered(lab, flows)
+                check_pinned(lab, flows)
+
+
 def test_a_single_rail_is_measured_and_there_is_nothing_to_steer(unique_name: Callable[[], str]) -> None:
     support.require("bcc", "netns")
     with Lab.up(unique_name(), hosts=2, rails=1, rate="none", ipv6=True) as lab:
         check_probed(lab, (4, 6))
+        check_sampled(lab, (4, 6))
         with inside(lab.hosts[0].netns), Netlink() as netlink:
             found = Overlay(netlink, Manage.model_validate(OURS), apply=True).refresh()
         assert not found.groups
@@ -238,8 +262,9 @@ def check_steered(lab: Lab, flows: Flows) -> None:
     manage = Manage.model_validate(OURS | ({"vrfs": [VRF]} if lab.spec.over == "vrf" else {}))
     with inside(lab.hosts[0].netns), Netlink() as netlink:
         overlay = Overlay(netlink, manage, apply=True)
-        groups = [each for each in overlay.refresh().groups.values() if flows.ends[1] in each.target]
-        [group] = groups
+        found = overlay.refresh()
+        [target] = found.targets_of(flows.ends[1])
+        group = found.groups[target]
         [stays] = [each.nexthop_id for each in group.members if each.interface == "rail2"]
         if lab.spec.over == "vrf":  # as docs/neighbours.md says of kernels from 5.18 to 6.14
             with pytest.raises(SwerveError, match="this kernel matches no rule with packets of VRF"):
