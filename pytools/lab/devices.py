@@ -1,4 +1,4 @@
-"""Rails that are no plain cables: a VLAN or a tunnel over one, a bond of two, a VRF around.
+"""Rails that are no plain cables: a VLAN or a tunnel over one, a bond or a team of two, a VRF around.
 
 The device has the name, the number and the addresses that the plain cable's end would have, so that everything else of
 a lab works the same. The cable itself has addresses of its own, for the outer headers.
@@ -19,6 +19,7 @@ from pyroute2 import WireGuard
 from pyroute2.netlink import nla, nlmsg
 
 from pytools.errors import CapabilityError
+from pytools.kernel.netlink.generic import Family
 from pytools.kernel.netlink.routing import Netlink
 from pytools.kernel.netlink.socket import CREATE, EXCLUSIVE, NetlinkError, attribute
 from pytools.kernel.netns import inside
@@ -30,6 +31,7 @@ _NEW_LINK = 16
 _OPTION: Final = {  # what a kernel is configured with that has them
     "vlan": "CONFIG_VLAN_8021Q",
     "bond": "CONFIG_BONDING",
+    "team": "CONFIG_NET_TEAM",
     "vrf": "CONFIG_NET_VRF",
     "vxlan": "CONFIG_VXLAN",
     "geneve": "CONFIG_GENEVE",
@@ -38,6 +40,16 @@ _OPTION: Final = {  # what a kernel is configured with that has them
     "wireguard": "CONFIG_WIREGUARD",
 }
 _BOND_MODES: Final = {"bond": 1, "bond-xor": 2}  # active-backup, balance-xor
+_OF_TWO: Final = {*_BOND_MODES, "team"}
+_SET_OPTIONS, _STRING, _BINARY = 1, 5, 11  # TEAM_CMD_OPTIONS_SET; NLA_*
+_PORTS_HASH: Final = (  # the ports of IPv6 behind its header, else what IPv4 without options has there
+    (0x28, 0, 0, 12),  # ldh [12]
+    (0x15, 0, 2, 0x86DD),  # jeq #0x86dd
+    (0x20, 0, 0, 54),  # ld [54]
+    (0x16, 0, 0, 0),  # ret a
+    (0x20, 0, 0, 34),  # ld [34]
+    (0x16, 0, 0, 0),  # ret a
+)
 _PORT: Final = 51820  # of WireGuard, and the number of the cable
 
 
@@ -57,6 +69,7 @@ class _LinkMessage(nlmsg):  # type: ignore[misc]
     prefix = "IFLA_"
     fields = (("family", "B"), ("__pad", "B"), ("type", "H"), ("index", "i"), ("flags", "I"), ("change", "I"))
     nla_map = (
+        (1, "IFLA_ADDRESS", "l2addr"),
         (3, "IFLA_IFNAME", "asciiz"),
         (5, "IFLA_LINK", "uint32"),
         (10, "IFLA_MASTER", "uint32"),
@@ -92,14 +105,17 @@ def cable(netlink: Netlink, kind: str | None, host: Host, interface: Interface, 
     for near, far in cables:
         wiring.add_veth(netlink, near, far, rail.netns)
     with Netlink(rail.netns) as beyond:
-        for each, end, lowers, (here, there) in zip(
-            (netlink, beyond), pair, zip(*cables, strict=True), (outer, outer[::-1]), strict=True
-        ):
-            if kind not in _BOND_MODES:
+        sides = zip((netlink, beyond), pair, zip(*cables, strict=True), (outer, outer[::-1]), strict=True)
+        for netns, (each, end, lowers, (here, there)) in zip((host.netns, rail.netns), sides, strict=True):
+            if kind not in _OF_TWO:
                 wiring.set_up(each, lowers[0].index)
                 wiring.add_address(each, lowers[0].index, here, 24)
             _add(each, kind, end, _Outer(lowers[0].index, number, here, there))
-            for lower in lowers if kind in _BOND_MODES else ():
+            if kind == "team":
+                with inside(netns):
+                    _balance(end.index)
+                _same_address(each, end.index, [lower.index for lower in lowers])
+            for lower in lowers if kind in _OF_TWO else ():
                 _enslave(each, lower.index, end.index)
     if kind == "wireguard":
         _exchange_keys((host.netns, rail.netns), (interface.name, port.name), outer, _PORT + number)
@@ -111,7 +127,7 @@ def ends(kind: str | None, port: Port) -> tuple[int, ...]:
 
 
 def _cables(kind: str | None) -> int:
-    return 0 if kind in (None, "vrf") else 2 if kind in _BOND_MODES else 1
+    return 0 if kind in (None, "vrf") else 2 if kind in _OF_TWO else 1
 
 
 def _below(index: int, cable: int) -> int:
@@ -124,10 +140,19 @@ def add_vrf(netlink: Netlink) -> None:
 
 
 def _enslave(netlink: Netlink, index: int, master: int) -> None:
-    """Put an interface into a VRF, before it has an IPv6 address, or into a bond, before it is up."""
+    """Put an interface into a VRF, before it has an IPv6 address, or into a bond or team, before it is up."""
     message = _LinkMessage()
     message["index"], message["attrs"] = index, [("IFLA_MASTER", master)]
     netlink.socket.change(message, _NEW_LINK, 0, f"putting interface {index} into interface {master}")
+
+
+def _same_address(netlink: Netlink, team: int, ports: list[int]) -> None:
+    """Give the ports of a team its address: they receive packets for no other."""
+    [address] = [link.address for link in netlink.links() if link.index == team]
+    for index in ports:
+        message = _LinkMessage()
+        message["index"], message["attrs"] = index, [("IFLA_ADDRESS", address)]
+        netlink.socket.change(message, _NEW_LINK, 0, f"setting the address of interface {index}")
 
 
 def _add(netlink: Netlink, kind: str, end: wiring.End, outer: _Outer) -> None:
@@ -180,8 +205,21 @@ _OPTIONS: Final[dict[str, Callable[[_Outer], bytes]]] = {
     "geneve": lambda outer: _number(1, outer.number) + _address(2, outer.there),
     "gre": lambda outer: _address(6, outer.here) + _address(7, outer.there),
     "sit": _sit,
+    "team": lambda outer: b"",
     "wireguard": lambda outer: b"",
 }
+
+
+def _balance(index: int) -> None:
+    """Have a team that has no port yet hash flows by their ports, by a classic BPF program."""
+    program = b"".join(struct.pack("=HBBI", *each) for each in _PORTS_HASH)
+    with Family("team") as team:
+        for name, kind, value in (("mode", _STRING, b"loadbalance\0"), ("bpf_hash_func", _BINARY, program)):
+            option = attribute(1, f"{name}\0".encode()) + attribute(3, bytes([kind])) + attribute(4, value)
+            body = _number(1, index) + attribute(2, attribute(1, option))
+            refusal = team.change(_SET_OPTIONS, body, f"setting {name} of a team")
+            if refusal is not None and refusal.code != errno.ESRCH:  # it is set, and nobody listens to the news of it
+                raise refusal
 
 
 def _exchange_keys(places: tuple[str, str], names: tuple[str, str], outer: list[str], port: int) -> None:

@@ -16,7 +16,7 @@ from pytools.errors import UsageError
 DEFAULT_QUEUE_BYTES = 65_536  # 5 ms at 100 Mbit/s, 52 ms at 10 Mbit/s
 MAX_HOSTS, MAX_RAILS = 99, 8  # group ids 100+d and 200+d; 10.9.0.0/16 holds the service addresses
 MAX_INNER = 8  # way K of rail R has 10.RK.0.0/16
-KINDS = ("vlan", "bond", "bond-xor", "vrf", "vxlan", "geneve", "gre", "sit", "wireguard")
+KINDS = ("vlan", "bond", "bond-xor", "team", "vrf", "vxlan", "geneve", "gre", "sit", "wireguard")
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
 _PLACE = r"(?:[hr][1-9][0-9]?|r[1-9]w[1-9])"

@@ -13,14 +13,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from pytools.closing import Closing
+from pytools.kernel.netlink.generic import Family
 from pytools.kernel.netlink.sockdiag import Diagnostics
-from pytools.kernel.netlink.socket import NetlinkSocket, attribute, attributes
+from pytools.kernel.netlink.socket import attribute
 
-_NETLINK_GENERIC, _CONTROL, _GET_FAMILY = 16, 0x10, 3
-_FAMILY_ID, _FAMILY_NAME = 1, 2  # CTRL_ATTR_*
-_NAME: Final = b"mptcp_pm\0"
-_GENERIC: Final = struct.Struct("=BBxx")  # struct genlmsghdr: command, version
-_VERSION: Final = 1
 _CREATE, _DESTROY = 10, 11  # MPTCP_PM_CMD_SUBFLOW_*
 _LOCAL, _TOKEN, _REMOTE = 1, 4, 6  # MPTCP_PM_ATTR_*
 _ADDRESS_FAMILY, _ADDRESS_ID, _ADDRESS_4, _PORT = 1, 2, 3, 5  # MPTCP_PM_ADDR_ATTR_*
@@ -51,20 +47,16 @@ class PathManager(Closing):
     """
 
     def __init__(self) -> None:
-        self._socket = NetlinkSocket(_NETLINK_GENERIC)
+        self._family = Family("mptcp_pm")
         try:
-            body = _GENERIC.pack(_GET_FAMILY, 1) + attribute(_FAMILY_NAME, _NAME)
-            answer = self._socket.get_body(body, _CONTROL, "finding the path manager of MPTCP")
-            found = dict(attributes(answer, _GENERIC.size))
-            self._family: int = struct.unpack("=H", found[_FAMILY_ID])[0]
             self._diagnostics = Diagnostics()
         except BaseException:
-            self._socket.close()
+            self._family.close()
             raise
 
     def close(self) -> None:
         self._diagnostics.close()
-        self._socket.close()
+        self._family.close()
 
     def subflows(self) -> Iterator[Subflow]:
         """All over IPv4 that send or receive.
@@ -89,10 +81,9 @@ class PathManager(Closing):
 
     def _change(self, command: int, subflow: Subflow, port: int, local_id: int) -> str:
         local = _end(subflow.local, port) + attribute(_ADDRESS_ID, struct.pack("=B", local_id))
-        body = _GENERIC.pack(command, _VERSION)
-        body += attribute(_LOCAL | _NESTED, local) + attribute(_TOKEN, struct.pack("=I", subflow.token))
+        body = attribute(_LOCAL | _NESTED, local) + attribute(_TOKEN, struct.pack("=I", subflow.token))
         body += attribute(_REMOTE | _NESTED, _end(subflow.remote, subflow.remote_port))
-        [refusal] = self._socket.change_bodies([body], self._family, 0, "changing subflows")
+        refusal = self._family.change(command, body, "changing subflows")
         return "" if refusal is None else str(refusal)
 
 
