@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * When packets to a held destination may leave, from samples of the queueing on their path: arithmetic alone, which
- * steering/hold/law.py repeats. The law is explained in docs/hold.md.
+ * steering/hold/law.py repeats and explains.
  *
  * A state is shared by all CPUs without a lock: a race costs one packet's place or one sample, never the order of two
  * packets that one CPU sends. Fields wrap nowhere: times are below 2^62 ns, rates below HOLD_MOST_RATE.

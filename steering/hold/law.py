@@ -1,6 +1,33 @@
 """`bpf/steer/hold_law.h` in Python, for the simulator and the tests. Pure; CLOCK_MONOTONIC nanoseconds.
 
-A test compiles the header and compares both, step by step. docs/hold.md explains the law.
+A test compiles the header and compares both, step by step. docs/hold.md says what holds are for.
+
+Notes
+-----
+There is one rate for each destination and path. A sample of queueing changes it by
+
+    -0.4 x growth / delay - 0.226 x excess / delay x interval / delay
+
+`growth` is the change of queueing since the sample before, `excess` the queueing above the threshold, `interval` the
+time between both probes and `delay` the time from the first of them to now. With these constants XCP is stable for any
+capacity and delay [1]_. Below the threshold the second factor is 1, so that a rate which a departed competitor has
+freed is found in a few samples.
+
+1. Start: nothing is limited until a sample is above the threshold. Then the rate becomes what this host has sent,
+   divided by the overload that the growth shows.
+2. After silence: a host from which nothing left for 10 ms begins at four times the floor, if a queue was measured in
+   the last second: its rate from before says nothing about how many begin with it. Packets that wait at the host are no
+   silence. From then on its rate also grows by a 64th of itself in 1 ms, until the queue grows by more than an eighth
+   of the time, or exceeds three times the threshold: when few begin, they find their share soon.
+3. Fairness: a rate that holds packets back also grows, by the root of (rate x 1 Mbit/s) in 32 ms. Small rates gain
+   relatively more, so shares converge. A rate above twice what the host sends does not grow.
+4. Pause: above twice the threshold nothing leaves until the excess has drained. Pauses that a probe could not see yet
+   are subtracted from what it found.
+5. End: a rate that has held no packet for a second is forgotten.
+
+References
+----------
+.. [1] Katabi et al., "Congestion control for high bandwidth-delay product networks", SIGCOMM 2002.
 """
 
 from __future__ import annotations
