@@ -12,7 +12,9 @@ import os
 import socket
 import struct
 from collections.abc import Iterator
+from pathlib import Path
 
+import cilium_objects
 import pin_kit
 import pytest
 import support
@@ -29,6 +31,7 @@ from pytools.sources import programs
 __all__ = ["compiled_once", "hosts", "rails"]  # fixtures
 
 PROBES, DATAGRAMS = 40, 50
+CILIUM = os.environ.get("SWERVE_TEST_CILIUM")  # bpf_host.c, compiled: its programs take the place of empty ones
 _LINK_UPDATE = 29
 _BEHIND_OURS = 30000
 _PARENTS = {"ingress": 0xFFFFFFF2, "egress": 0xFFFFFFF3}
@@ -37,14 +40,15 @@ MECHANISMS = pytest.mark.parametrize("mechanism", ["tcx", pytest.param("clsact",
 
 
 class Theirs:
-    """Their programs in both directions of v0, which count packets and let them pass."""
+    """Their programs in both directions of an interface, which count packets and let them pass."""
 
-    def __init__(self, netns: str, mechanism: str) -> None:
-        self._netns, self._mechanism, self._closing = netns, mechanism, contextlib.ExitStack()
+    def __init__(self, netns: str, address: str, mechanism: str, interface: str = "v0") -> None:
+        self._netns, self._address, self._mechanism, self._interface = netns, address, mechanism, interface
+        self._closing = contextlib.ExitStack()
         self.programs: dict[str, int] = {}
         self._links: dict[str, int] = {}
         with inside(netns):
-            self._index = socket.if_nametoindex("v0")
+            self._index = socket.if_nametoindex(interface)
             if mechanism == "clsact":
                 with IPRoute() as ip, contextlib.suppress(Exception):  # Cilium replaces a clsact that is there
                     ip.tc("add", "clsact", self._index)
@@ -52,16 +56,23 @@ class Theirs:
 
     def replace(self) -> None:
         """Attach programs, in the place of those that there are."""
-        for direction in _PARENTS:
-            fd = self._closing.enter_context(features.loaded(features.NOTHING))
+        for direction, fd in self._loaded().items():
             with inside(self._netns):
                 replace = self._replace_filter if self._mechanism == "clsact" else self._replace_link
                 replace(direction, fd)
             self.programs[direction] = fd
 
+    def _loaded(self) -> dict[str, int]:
+        """New programs: empty ones, unless an object of Cilium is named."""
+        if not CILIUM:
+            return {each: self._closing.enter_context(features.loaded(features.NOTHING)) for each in _PARENTS}
+        with inside(self._netns):
+            constants = cilium_objects.constants(self._interface, self._address)
+        return self._closing.enter_context(contextlib.closing(cilium_objects.Host(Path(CILIUM), constants))).fds
+
     def _replace_filter(self, direction: str, fd: int) -> None:
         with IPRoute() as ip:
-            name, parent = f"cil_{direction}-v0", _PARENTS[direction]
+            name, parent = f"cil_{direction}-{self._interface}", _PARENTS[direction]
             where = {"parent": parent, "prio": _BEHIND_OURS, "protocol": 3, "classid": 1}
             ip.tc("replace-filter", "bpf", self._index, 1, fd=fd, name=name, direct_action=True, **where)
 
@@ -83,7 +94,7 @@ class Theirs:
 
 
 @pytest.fixture
-def theirs(veth_pair: tuple[str, str], mechanism: str) -> Iterator[list[Theirs]]:
+def theirs(mechanism: str) -> Iterator[list[Theirs]]:
     if mechanism == "tcx":
         with features.loaded(features.NOTHING) as fd:
             if not syscall.has_tcx(fd):
@@ -120,7 +131,8 @@ def test_probes_pass_and_they_see_all_packets_in_either_order_and_when_replaced(
     hosts: Hosts, veth_pair: tuple[str, str], theirs: list[Theirs], mechanism: str, order: str
 ) -> None:
     def attach_theirs() -> None:
-        theirs.extend(Theirs(netns, mechanism) for netns in veth_pair)
+        ends = zip(veth_pair, ADDRESSES[4], strict=True)
+        theirs.extend(Theirs(netns, address, mechanism) for netns, address in ends)
 
     if order == "they first":
         attach_theirs()
@@ -137,6 +149,30 @@ def test_probes_pass_and_they_see_all_packets_in_either_order_and_when_replaced(
             each.replace()
     first.close()
     assert exchanged(veth_pair, theirs[0]) == {"ingress": 1, "egress": 1}, "ours are gone, and theirs are not"
+
+
+@pytest.mark.parametrize("order", ["they first", "we first"])
+@MECHANISMS
+def test_pins_act_and_they_see_the_packets_where_they_leave(
+    rails: pin_kit.Rails, theirs: list[Theirs], mechanism: str, order: str
+) -> None:
+    def attach_theirs() -> None:
+        theirs.extend(Theirs(rails.near, pin_kit.NEAR[0], mechanism, f"rail{rail}") for rail in (1, 2))
+
+    if order == "they first":
+        attach_theirs()
+    with pin_kit.pinning(rails, force_clsact=mechanism == "clsact") as pins, Wire(rails) as wire, syscall.RunTime():
+        if order == "we first":
+            attach_theirs()
+        routed = wire.send()[0]
+        for pinned in (False, True):
+            if pinned:
+                pins.install([pin_kit.pin(wire.flow, 3 - routed)])
+            rail = 3 - routed if pinned else routed
+            before = [each.runs()["egress"] for each in theirs]
+            assert {wire.send()[0] for _ in range(DATAGRAMS)} == {rail}
+            seen = [each.runs()["egress"] - count for each, count in zip(theirs, before, strict=True)]
+            assert [count // DATAGRAMS for count in seen] == [int(rail == each) for each in (1, 2)]
 
 
 @pytest.mark.guest
