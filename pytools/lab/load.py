@@ -13,11 +13,10 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import struct
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Final
 
 from pytools.errors import SwerveError
 from pytools.kernel.netns import inside
@@ -26,12 +25,11 @@ PORT = 9  # discard
 FRAME_BYTES = 1514
 _PAYLOAD_BYTES = FRAME_BYTES - 14 - 20 - 8
 _SOL_UDP, _UDP_SEGMENT = 17, 103
+_ETH_P_ALL = 3  # what leaves is seen by such a socket only
 _MAX_BATCH = 8
 _BATCH_NS = 1_000_000
 _PRIORITY = 10
-_TRIES: Final = 200  # to find a port that takes a way
-_TRIAL_FRAMES, _TRIAL_BYTES = 10, 600  # more than probes send meanwhile; half may be lost
-_TRIAL_S, _STALLED_S = 0.06, 0.2  # probes had more time in a trial that took longer than the latter
+_TRIES, _TRIAL_FRAMES, _TRIAL_S = 200, 5, 0.1  # to find a port that takes a way
 _CATCH_UP_NS = 10_000_000  # what a late wake-up may make good for; more would be a burst, not a load
 
 
@@ -54,33 +52,31 @@ def _connected(source: str, address: str) -> socket.socket:
 
 
 def _by_way(source: str, address: str, way: str, port: str) -> socket.socket:
-    """A socket whose packets leave a way inside the rail by this port."""
-    for _ in range(_TRIES):
-        out = _connected(source, address)
-        if all(_takes(out, way, port) for _ in range(2)):
-            return out
-        out.close()
+    """A socket whose packets leave a way inside the rail by this port, as seen there."""
+    with inside(way):
+        tap = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(_ETH_P_ALL))
+    with tap:
+        tap.bind((port, _ETH_P_ALL))
+        for _ in range(_TRIES):
+            out = _connected(source, address)
+            for _ in range(_TRIAL_FRAMES):
+                out.send(b"0")
+            if _sees(tap, out.getsockname()[1]):
+                return out
+            out.close()
     raise SwerveError(f"no flow takes inner path {way}", "is it healed, and its rail up?")
 
 
-def _takes(out: socket.socket, way: str, port: str) -> bool:
-    """Whether what a socket sends is among what leaves by a port; not, if this host was too busy to tell."""
-    before, began = _sent_bytes(way, port), time.monotonic()
-    for _ in range(_TRIAL_FRAMES):
-        out.send(bytes(_TRIAL_BYTES))
-    while (left := began + _TRIAL_S - time.monotonic()) > 0:
-        time.sleep(min(left, _TRIAL_S / 10))
-        if _sent_bytes(way, port) - before >= _TRIAL_FRAMES * _TRIAL_BYTES // 2:
-            break
-    sent = _sent_bytes(way, port) - before
-    return sent >= _TRIAL_FRAMES * _TRIAL_BYTES // 2 and time.monotonic() - began < _STALLED_S
-
-
-def _sent_bytes(netns: str, port: str) -> int:
-    with inside(netns):
-        lines = Path("/proc/thread-self/net/dev").read_text().splitlines()
-    (counts,) = (line.split() for line in lines if line.strip().startswith(f"{port}:"))
-    return int(counts[9])
+def _sees(tap: socket.socket, source_port: int) -> bool:
+    """Whether a packet of ours from this port comes by within a while."""
+    wanted, until = struct.pack("!HH", source_port, PORT), time.monotonic() + _TRIAL_S
+    while (left := until - time.monotonic()) > 0:
+        tap.settimeout(left)
+        with contextlib.suppress(TimeoutError):
+            packet = tap.recv(64)  # IPv4 without options
+            if packet[:1] == b"E" and packet[9:10] == bytes((socket.IPPROTO_UDP,)) and packet[20:24] == wanted:
+                return True
+    return False
 
 
 def send(source: str, sink: str, address: str, rate_bit_s: int, way: Sequence[str] = ()) -> None:
