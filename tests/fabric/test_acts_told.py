@@ -20,7 +20,7 @@ FREE, DRAINED = ({"10.1.1.1 dev rail1": weight, "10.2.1.1 dev rail2": 1} for wei
 
 def told(agent, outcome, count=1):
     """The acts with this outcome, once there are so many."""
-    found = support.wait_until(lambda: agent.acts_of(outcome)[count - 1 :] and agent.acts_of(outcome), 10, "it is told")
+    found = support.wait_until(lambda: agent.acts_of(outcome)[count - 1 :] and agent.acts_of(outcome), 60, "it is told")
     assert {each.host for each in found} == {"h1"}, "as the agent calls it, not as the namespace is called"
     return found
 

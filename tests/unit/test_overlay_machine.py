@@ -183,7 +183,11 @@ class Steering(RuleBasedStateMachine):
         self.stack = contextlib.ExitStack()
         self.folder = File(self.stack.enter_context(tempfile.TemporaryDirectory()))
         clock = SimpleNamespace(
-            monotonic_ns=lambda: self.now, time_ns=lambda: self.now, sleep=self.sleep, monotonic=lambda: self.now / 1e9
+            monotonic_ns=lambda: self.now,
+            time_ns=lambda: self.now,
+            thread_time_ns=lambda: self.now,
+            sleep=self.sleep,
+            monotonic=lambda: self.now / 1e9,
         )
         self.enter(mock.patch.dict(os.environ, SWERVE_STATE_DIR=str(self.folder), SWERVE_RUNTIME_DIR=str(self.folder)))
         timed = (controller_module, change_loop, weights, overlay_module, desk_module, messages, guardian, undo_command)
