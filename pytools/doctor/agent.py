@@ -118,9 +118,13 @@ def keys(told: Iterator[Self]) -> Finding:
 def others_at_tc(name: str | None, config: Path | None) -> Finding:
     wanted, why = _interfaces(name, config)
     found = [each for interface, index in wanted for each in tc_programs.on(interface, index) if not each.ours]
-    said = [str(each) for each in found[:_MOST]]
-    if len(found) > _MOST:
-        said.append(f"and {len(found) - _MOST} more")
+    known = [each for each in found if each.ours is not None]
+    named = known or found
+    said = [str(each) for each in named[:_MOST]]
+    if len(named) > _MOST:
+        said.append(f"and {len(named) - _MOST} more")
+    if found and not known:
+        return Finding(None, f"names need CAP_SYS_ADMIN, and these may be ours: {'; '.join(said)}")
     return Finding(not found, "; ".join(said) or f"on {why}")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -71,6 +72,17 @@ def test_programs_of_others_are_named_and_ours_are_not(host: str) -> None:
             assert found.detail.startswith("v0 ingress: tcx program (id") and "w0" not in found.detail
             assert at_tc(host, "w0") == [("egress", "tcx", "", False)]
     assert others(host) == features.Finding(True, "on v0")
+
+
+def test_without_sys_admin_a_program_may_be_ours(host: str) -> None:
+    """As in a pod, where the agent's own programs are there."""
+    asked = "from pytools.doctor import agent; f = agent.others_at_tc(None, None); print(f.present, f.detail)"
+    pod = ["ip", "netns", "exec", host, "setpriv", "--bounding-set=-sys_admin", sys.executable, "-c", asked]
+    assert run(pod).stdout.startswith("True ")
+    with inside(host), features.loaded(features.NOTHING) as fd, attach.attach_tc(fd, "v0", "ingress"):
+        found = run(pod).stdout
+    words = r"None names need CAP_SYS_ADMIN, and these may be ours: v0 ingress: tcx program \(id \d+\)\n"
+    assert re.fullmatch(words, found), found
 
 
 def test_filters_of_others_are_named_and_ours_are_not(host: str) -> None:

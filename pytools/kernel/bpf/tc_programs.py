@@ -33,7 +33,7 @@ class Attached:
     mechanism: Literal["tcx", "clsact"]
     name: str  # of the program, or the kind of a filter without one; empty when the kernel does not say
     id: int  # of the program; 0 for a filter without one
-    ours: bool
+    ours: bool | None  # None: only CAP_SYS_ADMIN may read the name
 
     def __str__(self) -> str:
         number = f" (id {self.id})" if self.id else ""
@@ -45,7 +45,8 @@ def on(interface: str, ifindex: int) -> Iterator[Attached]:
     for direction, kind, _ in _HOOKS:
         for program in syscall.tcx_programs(ifindex, kind):
             name = _name(program)
-            yield Attached(interface, direction, "tcx", name, program, name in our_names())
+            ours = None if name is None else name in our_names()
+            yield Attached(interface, direction, "tcx", name or "", program, ours)
     yield from _clsact(interface, ifindex)
 
 
@@ -59,10 +60,12 @@ def our_names() -> frozenset[str]:
     return frozenset(name[: _NAME_BYTES - 1] for text in texts for name in _ENTRY.findall(text))
 
 
-def _name(program: int) -> str:
+def _name(program: int) -> str | None:
     try:
         fd = syscall.bpf(syscall.PROG_GET_FD_BY_ID, struct.pack("<3I", program, 0, 0))
-    except OSError:  # gone, or we are not root
+    except PermissionError:
+        return None
+    except OSError:  # gone
         return ""
     try:
         raw = syscall.object_info(fd, syscall.PROG_INFO_BYTES)
