@@ -105,8 +105,8 @@ def check_probed(lab: Lab, families: tuple[int, ...]) -> None:
 
 
 @pytest.mark.deadline(240)
-@pytest.mark.parametrize("lab", [PARAMS["bond-xor"]], indirect=True, scope="module")
-def test_the_port_of_a_bond_that_loses_silently_is_named(lab: Lab) -> None:
+@pytest.mark.parametrize("lab", [PARAMS["bond-xor"], params("team")["team"]], indirect=True, scope="module")
+def test_the_port_of_a_bond_or_team_that_loses_silently_is_named(lab: Lab) -> None:
     """One of the two cables of rail 1 drops the UDP that arrives at its end, and keeps its carrier."""
     made = watching.watchers(lab, probe=Probe(sweep_per_s=40), links=Links(mtu_interval_s=0))
     near, rail = lab.hosts[0], lab.rails[0]
