@@ -1,7 +1,7 @@
 """The figures of a path and of its directions, one entry each: where each stands in a record, and what is made of it.
 
 Tables, metrics, the live view, the report and the policy go through this catalogue; none of them names a field. To add
-a figure see docs/architecture.md. Durations and offsets are nanoseconds, shares within 0 and 1. Pure.
+a figure see CONTRIBUTING.md. Durations and offsets are nanoseconds, shares within 0 and 1. Pure.
 """
 
 from __future__ import annotations

@@ -14,10 +14,11 @@ from click.testing import CliRunner
 from metrics_queries import CONFIG, RULES, dashboard, queries, rules
 from policy_kit import HEAD
 
+from pytools.figures import RULED
 from pytools.views.metrics.families import FAMILIES
 from steering.commands.policy import policy as command
 from steering.policy.actions import KINDS
-from steering.policy.conditions import SIGNALS, leaves
+from steering.policy.conditions import MEASURED, SIGNALS, leaves
 from steering.policy.explanation import explain
 from steering.policy.file import parse
 from steering.policy.schema import json_schema
@@ -132,7 +133,10 @@ def test_the_command_finds_nothing_wrong_with_the_files(file):
 
 def test_every_signal_and_every_action_is_in_an_example():
     rules = [rule for text in SHOWN for rule in parse(text).rules]
-    assert {leaf.signal for rule in rules for leaf in leaves(rule.when)} == set(SIGNALS)
+    shown = {leaf.signal for rule in rules for leaf in leaves(rule.when)}
+    assert shown - MEASURED.keys() == set(SIGNALS) - MEASURED.keys()
+    # Conditions about figures of one unit are written alike.
+    assert {each.unit for each in RULED if each.name in shown} == {each.unit for each in RULED}
     assert {rule.then.kind for rule in rules} == set(KINDS)
 
 

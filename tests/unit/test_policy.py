@@ -15,6 +15,7 @@ from pytools.errors import RefusedError, UsageError
 from pytools.units import parse_rate
 from steering.commands.policy import policy as command
 from steering.policy import file as policy_file
+from steering.policy.conditions import SIGNALS
 from steering.policy.explanation import explain
 from steering.policy.file import InvalidPolicyError, parse
 from steering.policy.model import signals_of
@@ -77,15 +78,14 @@ def test_a_policy_cannot_be_changed():
         (
             "signal: queueing_delay",
             "signal: queuing_delay",
-            "p.yaml:6: rules[0].when.signal: expected one of queueing_delay, one_way_delay, loss, jitter, silence, "
-            "retransmits, ce_share, link, rdma, job_step, straggler, "
+            f"p.yaml:6: rules[0].when.signal: expected one of {', '.join(SIGNALS)}, "
             'got "queuing_delay"; did you mean "queueing_delay"?',
         ),
         (
             "signal: queueing_delay, ",
             "",
-            'p.yaml:6: rules[0].when.signal: "signal" is missing; expected one of queueing_delay, one_way_delay, loss, '
-            "jitter, silence, retransmits, ce_share, link, rdma, job_step, straggler; or all, any or not in its place",
+            'p.yaml:6: rules[0].when.signal: "signal" is missing; '
+            f"expected one of {', '.join(SIGNALS)}; or all, any or not in its place",
         ),
         (
             "stale_after: 500ms",

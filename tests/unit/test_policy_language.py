@@ -16,7 +16,7 @@ from pytools.signals import Owner, Path
 from pytools.units import parse_rate, rate_text
 from steering.plan import FlowKey
 from steering.policy.actions import Pin, Relabel, Shift
-from steering.policy.conditions import All, AnyOf, CeShare, LinkState, Loss, Not, QueueingDelay, leaves
+from steering.policy.conditions import SIGNALS, All, AnyOf, CeShare, LinkState, Loss, Not, QueueingDelay, leaves
 from steering.policy.conditions_text import condition_text
 from steering.policy.explanation import explain
 from steering.policy.file import InvalidPolicyError, parse
@@ -26,6 +26,7 @@ from steering.policy.scope import Scope
 
 SILENT = "{signal: silence}"
 LOSS = "{signal: loss, above: 0.5, clear_below: 0.1}"
+NO_SIGNAL = f'when.signal: "signal" is missing; expected one of {", ".join(SIGNALS)}; or all, any or not in its place'
 VALIDATOR = jsonschema.Draft202012Validator(json_schema())
 
 
@@ -100,13 +101,8 @@ def test_what_a_leaf_stands_for(when, failure, by_traffic):
          "when.clear_below: expected at most share (0.1), got 0.5"),
         ("{signal: silence, above: 3}",
          'when.above: unknown key "above"; expected one of fall, for, lasting, missed, signal'),
-        ("{signl: silence}", 'when.signal: "signal" is missing; expected one of queueing_delay, one_way_delay, loss, '
-             'jitter, '
-         'silence, retransmits, ce_share, link, rdma, job_step, straggler; '
-         'or all, any or not in its place; did you mean "signal"?'),
-        ("{nto: {signal: silence}}", 'when.signal: "signal" is missing; expected one of queueing_delay, one_way_delay, '
-         'loss, jitter, silence, retransmits, ce_share, link, rdma, job_step, straggler; '
-         'or all, any or not in its place; did you mean "not"?'),
+        ("{signl: silence}", f'{NO_SIGNAL}; did you mean "signal"?'),
+        ("{nto: {signal: silence}}", f'{NO_SIGNAL}; did you mean "not"?'),
     ],
 )  # fmt: skip
 def test_a_fault_in_a_condition_is_named_with_its_place(when, expected):
