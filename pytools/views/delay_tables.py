@@ -106,8 +106,8 @@ def _of_direction(measure: Measure) -> Iterator[Column[PathDelay]]:
             known = duration(measure.value(row, way, last)) != UNKNOWN
             return measure.bound(row, way) if known else None
 
-        heading = f"{measure.heading}\n±"
-        yield column(heading, f"{Figure(measure, '').word}-error", lambda *of: bound(error(*of)), error, 0)
+        heading, spare = f"{measure.heading}\n±", min(measure.spare.get(part, 0) for part in parts)
+        yield column(heading, f"{Figure(measure, '').word}-error", lambda *of: bound(error(*of)), error, spare)
 
 
 _Value = Callable[[PathDelay, Delay], "float | None"]

@@ -92,8 +92,9 @@ def test_delays_are_shown_with_their_bounds(clock: str) -> None:
     signal = samples.path_delay(lost=1, received=49, clock=clock, asymmetry_ns=-1_200, asymmetry_bound_ns=450)
     shown = delays(fold(Model(), [signal]))
     assert "h1: one-way delays over 1.00 s\n" in shown
-    assert row(shown, "h2 rail1") == ["h2 rail1", "→", *FIGURES, "3.80 µs", clock]
-    assert row(shown, "via 10.1.1.1") == ["via 10.1.1.1", "←", *FIGURES, "-1.20 µs ±450 ns", "2.0 % (1/50)"]
+    there, back = row(shown, "h2 rail1"), row(shown, "via 10.1.1.1")
+    assert there[:11] == ["h2 rail1", "→", *FIGURES] and there[-2:] == ["3.80 µs", clock]
+    assert back[:11] == ["via 10.1.1.1", "←", *FIGURES] and back[-2:] == ["-1.20 µs ±450 ns", "2.0 % (1/50)"]
 
 
 @pytest.mark.parametrize(
