@@ -5,7 +5,7 @@ A request is one packet of a SOCK_SEQPACKET socket, and so is the reply. Duratio
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
 import msgspec
 
@@ -102,23 +102,22 @@ class Reply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     facts: dict[str, Any] = {}
 
 
-_decoder = msgspec.json.Decoder(AnyRequest)
+_Packet = TypeVar("_Packet")
+_decoder: msgspec.json.Decoder[AnyRequest] = msgspec.json.Decoder(AnyRequest)
 _reply_decoder = msgspec.json.Decoder(Reply)
 
 
-def decode(data: bytes) -> AnyRequest:
-    """A request from its packet.
-
-    Raises
-    ------
-    ValueError
-        If it is none.
-    """
+def _decoded(decoder: msgspec.json.Decoder[_Packet], data: bytes, what: str) -> _Packet:
+    """What a packet holds; ValueError if it is no such packet."""
     try:
-        request: AnyRequest = _decoder.decode(data)
+        return decoder.decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise ValueError(str(error) or "not a request") from None
-    return request
+        raise ValueError(str(error) or f"not a {what}") from None
+
+
+def decode(data: bytes) -> AnyRequest:
+    """A request from its packet; ValueError if it is none."""
+    return _decoded(_decoder, data, "request")
 
 
 def encode(request: AnyRequest) -> bytes:
@@ -147,18 +146,8 @@ def encode_reply(reply: Reply) -> bytes:
 
 
 def decode_reply(data: bytes) -> Reply:
-    """A reply from its packet.
-
-    Raises
-    ------
-    ValueError
-        If it is none.
-    """
-    try:
-        reply: Reply = _reply_decoder.decode(data)
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise ValueError(str(error)) from None
-    return reply
+    """A reply from its packet; ValueError if it is none."""
+    return _decoded(_reply_decoder, data, "reply")
 
 
 def refusal(error: SwerveError) -> Reply:
