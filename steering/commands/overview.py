@@ -1,4 +1,4 @@
-"""`swerve status`, and `swerve` alone: how this host is, in ten lines. Changes nothing.
+"""`swerve status`, and `swerve` alone: how this host is, in at most ten lines. Changes nothing.
 
 What is gathered is a mapping, printed by `-j`; the lines are made of it. Times are nanoseconds.
 """
@@ -21,7 +21,9 @@ from pytools.units import duration
 from steering.commands import status as steering
 
 _LISTEN_S: Final = 1.3  # a long window, and a controller's round of all states, take a second
-_WORST: Final = 3  # paths shown
+_WORST: Final = 3  # paths shown, unless other lines take their room
+_LINES: Final = 10
+_OTHERS: Final = 5  # lines that there always are
 _TYPES: Final = frozenset({"path_delay", "path_state", "clock"})
 _GOOD: Final = ("healthy", "answered")
 
@@ -115,8 +117,8 @@ def _about(delay: PathDelay, state: PathState | None, named: str) -> dict[str, A
 
 
 def lines(facts: dict[str, Any], option: str) -> Iterator[str]:
-    """What a person reads, about ten lines."""
-    agent = facts["agent"]
+    """What a person reads, at most ten lines."""
+    agent, steered = facts["agent"], [*_steering(facts)]
     yield f"swerve {facts['version']}, instance {facts['instance']}" + (
         f", host {agent['host']}" if agent and agent["host"] else ""
     )
@@ -127,14 +129,14 @@ def lines(facts: dict[str, Any], option: str) -> Iterator[str]:
     else:
         yield f"agent     running: {_count(agent['paths'], 'path')} to {_count(agent['peers'], 'host')}"
         yield f"paths     {_counted(agent['states'])}"
-        for each in agent["worst"]:
+        for each in agent["worst"][: _LINES - _OTHERS - len(steered)]:
             waits = "" if each["queueing_p99_ns"] is None else f", queueing p99 {duration(each['queueing_p99_ns'])}"
             why = f" ({each['why']})" if each["why"] else ""
             yield f"  {each['path']}: {each['state']}{waits}, {each['loss']:.1%} lost{why}"
         bound = agent["clock_bound_ns"]
         within = "" if bound is None else f", within ±{duration(bound)}"
         yield f"clocks    {_counted(agent['clocks']) or 'one for all hosts, or not compared yet'}{within}"
-    yield from _steering(facts)
+    yield from steered
     if agent is None:
         yield f"next      swerve doctor{option}: what this host can do, and what is missing"
     else:

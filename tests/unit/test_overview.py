@@ -47,6 +47,9 @@ def test_the_lines_are_few_and_say_what_to_do_next() -> None:
     assert len(lines) <= 10
     assert "8 not answered" in lines[2]
     assert "swerve top -n h1" in lines[-1]
+    held = facts(told, frozen="the stop file is there", in_force=[{}], orders=[{}])
+    lines = list(overview.lines(held, ""))
+    assert len(lines) == 10 and "FROZEN" in lines[7] and "next" in lines[9], "what holds traffic comes before paths"
     lines = list(overview.lines(facts(None) | {"why": "no agent serves x; start it with: swerve agent"}, ""))
     assert ("swerve agent" in lines[1], "swerve doctor" in lines[-1]) == (True, True)
 
