@@ -12,7 +12,18 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pytools.cli_options import SINCE, UNTIL, Asked, Options, client_of, common, filtered, finite, recording_of
+from pytools.cli_options import (
+    EVERY_FILTER,
+    SINCE,
+    UNTIL,
+    Asked,
+    Options,
+    client_of,
+    common,
+    filtered,
+    finite,
+    recording_of,
+)
 
 if TYPE_CHECKING:
     from pytools.recording.reader import Read
@@ -28,7 +39,7 @@ _TYPES = click.option(
 @_TYPES
 @SINCE
 @UNTIL
-@filtered("dst", "src", "port", "pid", "command", "interface", "path", "verdict", "host", "pod", sort=False)
+@filtered(*EVERY_FILTER, sort=False)
 @common(without="interval")
 def watch(options: Options, types: Sequence[str], since: str | None, until: str | None, asked: Asked) -> None:
     """Print each signal as a line of JSON as it arrives.
@@ -67,7 +78,7 @@ def watch(options: Options, types: Sequence[str], since: str | None, until: str 
 @SINCE
 @UNTIL
 @click.option("--view", metavar="NAME", help="Print the table of command NAME at the end of the range.")
-@filtered("dst", "src", "port", "pid", "command", "interface", "path", "verdict", "host", "pod")
+@filtered(*EVERY_FILTER)
 @common(follows=False)
 def replay(
     options: Options,

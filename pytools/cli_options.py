@@ -186,7 +186,7 @@ _FILTERS: Final[Mapping[str, tuple[str, type, str]]] = {
     "dst": ("PREFIX", str, "Select destinations in PREFIX, like 10.9.0.0/16."),
     "src": ("PREFIX", str, "Select local addresses in PREFIX."),
     "port": ("N", int, "Select connections with port N at either end."),
-    "pid": ("N", int, "Select connections and queue pairs of process N."),
+    "pid": ("N", int, "Select connections, queue pairs, jobs and GPUs of process N."),
     "command": ("TEXT", str, "Select processes with TEXT in their name."),
     "pod": ("TEXT", str, "Select pods and other network namespaces with TEXT in their name."),
     "interface": ("NAME", str, "Select interface NAME (or RDMA device NAME)."),
@@ -194,7 +194,10 @@ _FILTERS: Final[Mapping[str, tuple[str, type, str]]] = {
     "verdict": ("WORD", str, "Select queue pairs with verdict WORD."),
     "job": ("TEXT", str, "Select jobs with TEXT in their name."),
     "host": ("TEXT", str, "Select clocks of hosts with TEXT in their name."),
+    "gpu": ("ID", str, "Select the GPU with this index, or GPUs whose UUID begins with ID."),
+    "reason": ("TEXT", str, "Select packets dropped for a reason with TEXT in its name."),
 }
+EVERY_FILTER: Final = tuple(_FILTERS)
 
 
 def filtered(*names: str, sort: bool = True) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

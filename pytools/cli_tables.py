@@ -12,13 +12,12 @@ import click
 from pytools.cli_options import NETNS, Asked, Options, client_of, common, filtered, report_every
 
 
-def _frames(options: Options, kind: str, asked: Asked | None = None) -> None:
+def _frames(options: Options, kind: str, asked: Asked) -> None:
     """The body of the commands that show tables: one table, or one JSON line per row, at each interval."""
     from pytools.views import follow, query
-    from pytools.views.filters import Query
     from pytools.views.registry import VIEWS
 
-    wanted = query.asked_for(kind, asked.sort, asked.filters) if asked is not None else Query()
+    wanted = query.asked_for(kind, asked.sort, asked.filters)
     with client_of(options, VIEWS[kind].types) as client:
         follow.show(client, kind, options.frames, options.every_s, options.json, options.color, wanted)
 
@@ -77,8 +76,8 @@ def tcp(options: Options, asked: Asked, flows: bool) -> None:
     _frames(options, "flows" if flows else "tcp", asked)
 
 
-@click.command(epilog="Example: swerve drops -n swerve-x-h1 -i 2")
-@filtered()
+@click.command(epilog="Example: swerve drops -n swerve-x-h1 --reason qdisc -i 2")
+@filtered("reason")
 @common()
 def drops(options: Options, asked: Asked) -> None:
     """Show packets that the kernel of this machine dropped, by reason.
@@ -171,7 +170,7 @@ def watch_job(as_json: bool, interval: float, command: Sequence[str]) -> int:
 
 
 @click.group(invoke_without_command=True, epilog="Example: swerve gpu -n swerve-x-h1 --sort temperature -i 2")
-@filtered()
+@filtered("gpu", "pid")
 @common()
 @click.pass_context
 def gpu(context: click.Context, options: Options, asked: Asked) -> None:
@@ -199,11 +198,12 @@ def gpu_clock(as_json: bool, interval: float, count: int | None) -> int:
     return clock_command.run(interval, count or 1, as_json)
 
 
-@click.command("self", epilog="Example: swerve self -n swerve-x-h1 -c 1")
+@click.command("self", epilog="Example: swerve self -n swerve-x-h1 --sort per-run")
+@filtered()
 @common()
-def self_(options: Options) -> None:
+def self_(options: Options, asked: Asked) -> None:
     """Show what the agent costs, and what it lost.
 
     While this runs, the kernel times every BPF program (about 70 ns a packet).
     """
-    _frames(options, "self")
+    _frames(options, "self", asked)

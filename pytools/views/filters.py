@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, get_args
 
+import msgspec
+
 from pytools import signals as sig
 from pytools.errors import UsageError
 
@@ -91,6 +93,12 @@ def _part(text: str, whole: object) -> bool:
     return text.lower() in str(whole).lower()
 
 
+def _gpu(text: str, known: object) -> bool:
+    """Whether it is the index or the beginning of the UUID, as `nvidia-smi -i` takes them."""
+    whole = str(known).lower()
+    return text.lower() == whole or (whole.startswith("gpu-") and whole.startswith(text.lower()))
+
+
 class _Filter(NamedTuple):
     """How a filter's values are read, with the name of the option, and which properties fit one."""
 
@@ -111,6 +119,8 @@ FILTERS: Final[Mapping[str, _Filter]] = {
     "host": _Filter(_text, _part),  # whose clock it is
     "pod": _Filter(_text, _part),  # network namespaces
     "job": _Filter(_text, _part),
+    "gpu": _Filter(_text, _gpu),
+    "reason": _Filter(_text, _part),  # of dropped packets
 }
 
 
@@ -130,6 +140,17 @@ class Filters:
             name in has and any(FILTERS[name].fits(one, other) for other in has[name](signal) for one in values)
             for name, values in self.wanted.items()
         )
+
+    def select(self, signals: Iterable[sig.AnySignal]) -> list[sig.AnySignal]:
+        """The signals that pass; of one that is a table itself only the rows that pass."""
+        return [self._narrowed(signal) for signal in signals if self.passes(signal)]
+
+    def _narrowed(self, signal: sig.AnySignal) -> sig.AnySignal:
+        if not self or not isinstance(signal, sig.PacketDrops):
+            return signal
+        texts = self.wanted["reason"]  # the only filter that it passes
+        rows = [row for row in signal.reasons if any(FILTERS["reason"].fits(text, row.reason) for text in texts)]
+        return msgspec.structs.replace(signal, reasons=rows)
 
     def lasting(self) -> Filters:
         """Those whose answer does not change while a connection or a queue pair lives."""
@@ -254,5 +275,8 @@ TRAITS: Final[Mapping[type, Mapping[str, Has]]] = {
         "pod": lambda row: [each.pod for each in row.ranks],
         "job": lambda row: (row.job,),
     },
+    sig.Gpu: {"gpu": lambda row: (row.gpu, row.uuid), "pid": lambda row: row.processes},
+    sig.GpuClock: {"gpu": lambda row: (row.uuid,)},
+    sig.PacketDrops: {"reason": lambda row: [each.reason for each in row.reasons]},
     sig.RdmaPort: {"interface": lambda row: (row.device, row.interface)},
 }

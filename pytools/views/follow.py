@@ -110,7 +110,7 @@ def frames(
 
 def rows_of(kind: str, model: Model, asked: Query) -> list[AnySignal]:
     """The signals that a frame stands for: those that pass the filters, in the order asked for."""
-    rows = [signal for signal in VIEWS[kind].rows(model) if asked.filters.passes(signal)]
+    rows = asked.filters.select(VIEWS[kind].rows(model))
     if asked.sort is None:
         return rows
     from pytools.views import table_registry

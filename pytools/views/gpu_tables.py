@@ -151,7 +151,7 @@ def _gpu_remarks(rows: Sequence[Gpu]) -> list[RenderableType]:
 overview: Final = Overview(
     [
         Part(Gpu, gpus, "{host}: GPUs, over {window}{asked}", remarks=_gpu_remarks),
-        Part(GpuClock, timers, "{host}: timers of the GPUs"),
+        Part(GpuClock, timers, "{host}: timers of the GPUs{asked}"),
     ],
     filters_first(empty_states.no_gpus),
 )

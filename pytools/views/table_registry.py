@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from rich.console import RenderableType
 
-from pytools.signals import AnySignal, AppDelay, DropReason, PathDelay, RdmaQueuePair, Suspect
+from pytools.signals import AnySignal, AppDelay, DropReason, PathDelay, ProgramCost, RdmaQueuePair, Suspect
 from pytools.views import (
     clock_tables,
     delay_tables,
@@ -25,20 +25,14 @@ from pytools.views.model import Model
 from pytools.views.overview import Overview
 
 Draw = Callable[[Model, Sequence[AnySignal], Query], RenderableType]
-
-
-def _whole(draw: Callable[[Model], RenderableType]) -> Draw:
-    return lambda model, _signals, _asked: draw(model)
-
-
 TABLES: Final[Mapping[str, Draw]] = {
     "delay": delay_tables.delays,
     "app": delay_tables.app_delays,
     "ways": delay_tables.hidden_ways,
     "clocks": clock_tables.clocks,
     "edges": clock_tables.edges,
-    "collocation": _whole(clock_tables.collocation),
-    "self": _whole(tables.cost),
+    "collocation": lambda model, _signals, _asked: clock_tables.collocation(model),
+    "self": tables.cost,
     "tcp": tcp_tables.overview,
     "flows": tcp_tables.connections,
     "drops": tcp_tables.drops,
@@ -60,6 +54,7 @@ LISTINGS: Final[Mapping[str, Mapping[type, Callable[[int], Listing[Any]]]]] = {
     "delay": {PathDelay: lambda _now_ns: delay_tables.paths({})},
     "app": {AppDelay: delay_tables.applications},
     "drops": {DropReason: tcp_columns.reasons},
+    "self": {ProgramCost: lambda _now_ns: tables.PROGRAMS, tuple: lambda _now_ns: tables.COUNTERS},
     "rdma": {RdmaQueuePair: rdma_tables.queue_pairs},
     "suspects": {Suspect: rdma_tables.suspects},
 }

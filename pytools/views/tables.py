@@ -5,7 +5,7 @@ Pure: a model in, a renderable out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from rich import box
@@ -14,9 +14,10 @@ from rich.table import Table
 from rich.text import Text
 
 from pytools.figures import supports_one_way
-from pytools.signals import AnySignal, ClockState, Owner, Path, Self
+from pytools.signals import AnySignal, ClockState, Owner, Path, ProgramCost, Self
 from pytools.units import UNKNOWN, duration, share, size
-from pytools.views.columns import Column, Order, much, named
+from pytools.views.columns import Column, Listing, Order, figure, much, named
+from pytools.views.filters import Query
 from pytools.views.model import Model, is_silent
 
 NO_PATH: Final = "no measured path"
@@ -150,7 +151,28 @@ def endpoint(address: str, port: int) -> str:
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
-def cost(model: Model) -> RenderableType:
+def _per_run(program: ProgramCost) -> float | None:
+    return program.run_time_ns / program.runs if program.run_time_ns is not None and program.runs else None
+
+
+PROGRAMS: Final[Listing[ProgramCost]] = Listing(
+    (
+        figure("program", "program", str, lambda row: row.name, order=named),
+        figure("runs", "runs", str, lambda row: row.runs),
+        figure("per run", "per-run", duration, _per_run),
+    ),
+    lambda _row: 0,  # as the agent lists them
+)
+COUNTERS: Final[Listing[tuple[str, int]]] = Listing(
+    (
+        figure("counter", "counter", str, lambda row: row[0], order=named),
+        figure("count", "count", alarm, lambda row: row[1]),
+    ),
+    lambda row: row[0],
+)
+
+
+def cost(model: Model, _signals: Sequence[AnySignal], asked: Query) -> RenderableType:
     """What the agent costs and what it lost; nothing before the agent said so."""
     own = model.one(Self)
     if own is None:
@@ -159,13 +181,8 @@ def cost(model: Model) -> RenderableType:
     add_row(table, "processor", f"{share(own.cpu_share)} of one core over {duration(own.window_ns)}")
     add_row(table, "memory", size(own.resident_bytes))
     add_row(table, "probes on the wire", f"{size(own.probe_bytes_per_s)}/s")
-    programs = plain("kernel programs", "program", "runs", "per run", right=("runs", "per run"))
-    for program in own.programs:
-        per_run = program.run_time_ns / program.runs if program.run_time_ns is not None and program.runs else None
-        add_row(programs, program.name, str(program.runs), duration(per_run))
-    drops = plain("lost while watching", "counter", "count", right=("count",))
-    for name, count in sorted(own.drops.items()):
-        add_row(drops, name, Text(str(count), style="red" if count else ""))
+    programs = PROGRAMS.sheet("kernel programs", PROGRAMS.ordered(own.programs, asked.sort))
+    drops = COUNTERS.sheet("lost while watching", COUNTERS.ordered(own.drops.items(), asked.sort))
     parts: list[RenderableType] = [table, programs, drops]
     if own.failed:
         failed = plain("hooks that are not attached", "hook", "reason")

@@ -76,11 +76,13 @@ def drops(model: Model, signals: Sequence[AnySignal], asked: Query) -> Renderabl
         return Text(f"{model.host}: nothing is known of packets that the kernel drops (swerve doctor says why)")
     if not found.reasons:
         return Text(f"{found.host}: the kernel has dropped no packet since the agent started")
-    title = (
-        f"{found.host}: packets dropped by this kernel, in all its network namespaces, over {duration(found.window_ns)}"
-    )
+    rows = [row for each in signals if isinstance(each, PacketDrops) for row in each.reasons]
+    if not rows:
+        return Text(asked.none_passes(found.host))
+    over = f"over {duration(found.window_ns)}{asked.said()}"
+    title = f"{found.host}: packets dropped by this kernel, in all its network namespaces, {over}"
     listing = reasons(model.at_ns)
-    return listing.sheet(title, listing.ordered(found.reasons, asked.sort))
+    return listing.sheet(title, listing.ordered(rows, asked.sort))
 
 
 _FLOWS: Final = Part(

@@ -13,12 +13,13 @@ import click
 
 from pytools import config as configuration
 from pytools import directories
-from pytools.cli_options import Options, common
+from pytools.cli_options import Asked, Options, common, filtered
 from pytools.errors import CapabilityError
 
 if TYPE_CHECKING:
     from pytools.kernel.bpf.cache_archive import Entry
     from pytools.kernel.bpf.compiler_client import Program
+    from pytools.views.columns import Listing
 
 _FILE: Final = click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 
@@ -28,29 +29,54 @@ def cache() -> None:
     """List, export and import compiled kernel programs (docs/operating.md)."""
 
 
-@cache.command("list", epilog="Example: swerve cache list -j")
+@cache.command("list", epilog="Example: swerve cache list --source probe --sort size")
+@click.option("--source", "sources", metavar="TEXT", multiple=True, help="Select programs with TEXT in their source.")
+@filtered()
 @common(follows=False)
-def list_(options: Options) -> None:
+def list_(options: Options, asked: Asked, sources: Sequence[str]) -> None:
     """List the compiled programs of this user and of root, and whether this host uses them."""
     from pytools.kernel.bpf import cache as kept
     from pytools.kernel.bpf import cache_archive
+    from pytools.views.filters import chosen
+    from pytools.views.follow import console
 
+    listing = _listing()
+    word = None if asked.sort is None else chosen(asked.sort, listing.words(), "column to sort by")
     shelf = kept.Shelf("", *map(str, directories.compiled_dirs()))
     rows = []
     for name in shelf.names():
         body = shelf.read(name) or b""
         with contextlib.suppress(ValueError):
             entry = cache_archive.entry_of(body)
-            rows.append(_facts(name, entry) | {"bytes": len(body), "unused": _unused(name, entry)})
+            row = _facts(name, entry) | {"bytes": len(body), "unused": _unused(name, entry)}
+            if not sources or any(text.lower() in row["source"].lower() for text in sources):
+                rows.append(row)
+    rows = listing.ordered(rows, word)
     if options.json:
         for row in rows:
             click.echo(json.dumps(row))
-        return
-    for row in rows:
-        constants = "".join(f" {key}={value}" for key, value in row["defines"].items())
-        state = row["unused"] or "used"
-        click.echo(f"{row['key'][:12]}  {row['bytes']:>7}  {state:<14}  {row['source']}{constants}")
-    click.echo(f"{len(rows)} programs in {' and '.join(map(str, directories.compiled_dirs()))}")
+    else:
+        title = f"{len(rows)} programs in {' and '.join(map(str, directories.compiled_dirs()))}"
+        console(options.color).print(listing.sheet(title, rows))
+
+
+def _listing() -> Listing[dict[str, Any]]:
+    from pytools.views.columns import Column, Listing, figure, named
+    from pytools.views.tables import number
+
+    def constants(row: dict[str, Any]) -> str:
+        return " ".join(f"{key}={value}" for key, value in row["defines"].items())
+
+    return Listing(
+        (
+            Column("program", lambda row: row["key"][:12]),
+            figure("bytes", "size", number, lambda row: row["bytes"]),
+            figure("state", "state", str, lambda row: row["unused"] or "used", order=named, left=True),
+            figure("source", "source", str, lambda row: row["source"], order=named, left=True),
+            Column("constants", constants, left=True),
+        ),
+        lambda _row: 0,
+    )
 
 
 @cache.command(epilog="Example: swerve cache export programs.tar --config agent.yaml")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import click
 
 from pytools import directories
-from pytools.cli_options import SINCE, Options, common
+from pytools.cli_options import SINCE, Asked, Options, common, filtered
 from pytools.errors import SwerveError
 from pytools.kernel import netns
 from pytools.signals import Act, encode
@@ -28,6 +28,10 @@ class _Done:
     scope: str
 
     @property
+    def outcome(self) -> str:
+        return self.what.outcome if isinstance(self.what, Act) else self.what.kind
+
+    @property
     def boot(self) -> str:
         return self.scope.partition("/")[0]
 
@@ -36,13 +40,14 @@ class _Done:
 @SINCE
 @click.option("--target", default="", metavar="TEXT", help="Select targets with TEXT in their name.")
 @click.option("--all", "everything", is_flag=True, help="Include earlier network namespaces of the same name.")
+@filtered()
 @common(without="interval")
-def history(options: Options, since: str | None, target: str, everything: bool) -> None:
+def history(options: Options, asked: Asked, since: str | None, target: str, everything: bool) -> None:
     """Print what was done, when, by whom and why, oldest first; with --count, the last entries.
 
-    Prints one line per act, with its outcome; a line separates earlier boots. With -j, changes of weights come from the
-    journal (objects with `kind`), pins, labels, alerts and orders from the record of acts (objects with `type`);
-    `scope` is the boot and the network namespace.
+    Prints one line per act, with its outcome; a line separates earlier boots, unless --sort is given. With -j, changes
+    of weights come from the journal (objects with `kind`), pins, labels, alerts and orders from the record of acts
+    (objects with `type`); `scope` is the boot and the network namespace.
     """
     low_ns = 0 if since is None else times.parse(since, time.time_ns())
     folder = directories.state_dir(options.netns)
@@ -54,13 +59,30 @@ def history(options: Options, since: str | None, target: str, everything: bool) 
     wanted = [each for each in done if each.what.unix_ns >= low_ns and _about(each.what, target)]
     here = _scope(options.netns)
     ours = [each for each in wanted if everything or not _of_another_namespace(each, here)]
-    for line in _lines(ours[-(options.count or 0) :], here, options.json):
+    last = ours[-(options.count or 0) :]
+    if asked.sort is not None:
+        last = _by(asked.sort, last)
+    for line in _lines(last, here, options.json, asked.sort is None):
         click.echo(line)
     if others := len(wanted) - len(ours):
         said = "of earlier network namespaces of this name were left out: --all shows them"
         click.echo(f"swerve steer: {others} entries {said}", err=True)
     if torn := sum(part.torn for part in parts):
         click.echo(f"swerve steer: {torn} torn lines were left out", err=True)
+
+
+def _by(word: str, done: Iterable[_Done]) -> list[_Done]:
+    """In the order of a column."""
+    from pytools.views.columns import Order, much, named
+    from pytools.views.filters import chosen
+
+    orders: dict[str, Order[_Done]] = {
+        "time": much(lambda each: each.what.unix_ns),
+        "target": named(lambda each: title(each.what.target)),
+        "outcome": named(lambda each: each.outcome),
+        "rule": named(lambda each: each.what.under),
+    }
+    return orders[chosen(word, orders, "column to sort by")](done)
 
 
 def _sorted(done: Iterable[_Done]) -> list[_Done]:
@@ -86,14 +108,14 @@ def _of_another_namespace(each: _Done, here: str) -> bool:
     return "/" in here and each.scope != here and each.boot == here.partition("/")[0]
 
 
-def _lines(done: Iterable[_Done], here: str, as_json: bool) -> Iterator[str]:
-    last = here
+def _lines(done: Iterable[_Done], here: str, as_json: bool, by_time: bool) -> Iterator[str]:
+    last, parts = here, by_time and not as_json
     for each in done:
-        if each.scope != last and not as_json:
+        if each.scope != last and parts:
             yield f"-- {_where(each, here)} --"
         last = each.scope
         yield _json(each) if as_json else _line(each.what)
-    if last != here and "/" in here and not as_json:
+    if last != here and "/" in here and parts:
         yield "-- nothing in this boot --"
 
 

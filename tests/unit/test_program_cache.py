@@ -465,6 +465,18 @@ def test_the_command_imports_and_lists(own: Path, tmp_path: Path) -> None:
     assert {row["key"]: row["bytes"] for row in rows} == {name: len(body) for name, body in ENTRIES.items()}
     assert {row["source"] for row in rows} == {"probe.c", "tcp.c", "drops.c"}
 
+    def listed(*words: str) -> list[str]:
+        lines = CliRunner().invoke(root, ["cache", "list", "-j", *words]).output.splitlines()
+        return [json.loads(line)["source"] for line in lines]
+
+    assert listed("--sort", "source") == ["drops.c", "probe.c", "tcp.c"]
+    by_size = sorted(rows, key=lambda row: -row["bytes"])
+    assert listed("--sort", "size") == [row["source"] for row in by_size]
+    assert sorted(listed("--source", "PROBE", "--source", "tcp")) == ["probe.c", "tcp.c"]
+    assert "1 programs in" in CliRunner().invoke(root, ["cache", "list", "--source", "drops"]).output
+    wrong = CliRunner().invoke(root, ["cache", "list", "--sort", "sise"])
+    assert isinstance(wrong.exception, UsageError) and "did you mean size?" in str(wrong.exception)
+
 
 def test_exit_codes_of_the_command(own: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "programs.tar"

@@ -218,6 +218,17 @@ def test_an_act_is_one_line_with_its_outcome(folder, say):
     assert shown(say("history", "--since", "1970-01-01T00:00:01Z")[1])[0] == ("failed", "b")
 
 
+@pytest.mark.parametrize(
+    ("column", "order"), [("time", (3, 2, 1, 0)), ("outcome", (0, 2, 1, 3)), ("target", (0, 1, 2, 3))]
+)
+def test_history_is_sorted_by_a_column_and_has_no_parts_then(folder, say, column, order):
+    remember(folder, ENTRIES[0], scope=_other("boot", "cookie:1"))
+    remember(folder, *ENTRIES[1:], begin=10)
+    assert shown(say("history", "--sort", column)[1]) == [ENTRIES[number] for number in order]
+    told = [json.loads(line)["kind"] for line in say("history", "-j", "--sort", column, "-c", "3")[1].splitlines()]
+    assert told == [ENTRIES[number][0] for number in order if number], "the last three, in this order"
+
+
 def test_a_program_is_told_every_entry(folder, say):
     remember(folder, *ENTRIES)
     told = [json.loads(line) for line in say("history", "-j")[1].splitlines()]

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytools.errors import UsageError
-from pytools.signals import AnySignal, Owner, RdmaQueuePair, TcpFlow
+from pytools.signals import AnySignal, Owner, PacketDrops, RdmaQueuePair, TcpFlow
 from pytools.views import filters, query, table_registry
 from pytools.views.columns import Column, Listing, little, much, named
 from pytools.views.filters import VERDICTS, Filters, chosen, parse
@@ -140,6 +140,24 @@ def test_an_address_in_other_clothes_is_the_same() -> None:
     assert not parse(dst=["::/0", "0.0.0.0/0"]).passes(samples.rdma_qp(remote=""))
 
 
+def test_a_gpu_is_chosen_by_index_uuid_or_process() -> None:
+    first = samples.gpu(gpu=1, uuid="GPU-1a2b", processes=[7, 9])
+    timer = samples.gpu_clock(uuid="GPU-1a2b")
+    for given_ in ({"gpu": ["1"]}, {"gpu": ["gpu-1A"]}, {"gpu": ["GPU-1a2b"]}, {"pid": [9]}):
+        assert parse(**given_).passes(first)
+        assert parse(**given_).passes(timer) == (given_ in ({"gpu": ["gpu-1A"]}, {"gpu": ["GPU-1a2b"]}))
+    for given_ in ({"gpu": ["11"]}, {"gpu": ["2"]}, {"gpu": ["GPU-1a2b3"]}, {"gpu": ["1a2b"]}, {"pid": [8]}):
+        assert not parse(**given_).passes(first)
+
+
+def test_of_dropped_packets_the_reasons_asked_for_are_left() -> None:
+    drops = samples.packet_drops()
+    (some,) = parse(reason=["qdisc"]).select([drops, samples.path_mtu()])
+    assert isinstance(some, PacketDrops) and [each.reason for each in some.reasons] == ["QDISC_DROP"]
+    assert parse(reason=["netfilter"]).select([drops]) == parse(pid=[1]).select([drops]) == []
+    assert parse(reason=["no_", "DROP"]).select([drops]) == Filters().select([drops]) == [drops]
+
+
 def test_what_has_paths_passes_by_any_of_them() -> None:
     link = samples.link(paths=[samples.path(1, "h2"), samples.path(1, "h3")])
     assert parse(dst=["10.9.0.3"]).passes(link) and parse(path=["h1>h3"]).passes(link)
@@ -187,8 +205,7 @@ def test_a_filter_that_no_row_of_a_table_has_is_an_error() -> None:
 
 @pytest.mark.parametrize("kind", sorted(table_registry.LISTINGS))
 def test_every_filter_of_a_view_can_be_passed_and_no_other(kind: str) -> None:
-    shown = {type(row) for row in EVERYTHING if type(row) in table_registry.LISTINGS[kind]}
-    rows = [row for row in EVERYTHING if type(row) in shown]
+    rows = [row for row in EVERYTHING if type(row) in VIEWS[kind].shows]
     had = {name for row in rows for name, has in filters.TRAITS.get(type(row), {}).items() if tuple(has(row))}
     assert had == VIEWS[kind].filters
 

@@ -36,7 +36,7 @@ from pytools.signals import (
 )
 from pytools.units import UNKNOWN
 from pytools.views import follow, table_registry, tcp_tables
-from pytools.views.filters import Filters, Query
+from pytools.views.filters import Filters, Query, parse
 from pytools.views.model import FORGOTTEN_NS, KEPT, SILENT_NS, Model, fold, is_silent
 from pytools.views.query import asked_for
 from pytools.views.registry import VIEWS
@@ -174,6 +174,10 @@ def test_drops_by_reason_the_worst_now_first() -> None:
     assert row(table, "QDISC_DROP") == ["QDISC_DROP", "7", "120"]
     sorted_ = shown("drops", known(samples.packet_drops()), asked=Query(sort="reason"))
     assert sorted_.index("NO_SOCKET") < sorted_.index("QDISC_DROP")
+    some = shown("drops", known(samples.packet_drops()), asked=Query(parse(reason=["qdisc"])))
+    assert "QDISC_DROP" in some and "NO_SOCKET" not in some and "(--reason qdisc)" in some
+    none = shown("drops", known(samples.packet_drops()), asked=Query(parse(reason=["netfilter"])))
+    assert none.strip() == "h1: nothing passes --reason netfilter"
     assert "has dropped no packet" in shown("drops", known(samples.packet_drops(reasons=[])))
     assert "swerve doctor" in shown("drops", known(samples.path_delay()))
 
