@@ -572,7 +572,10 @@ struct swerve_hold_state {
 	u64 window_bytes;
 	u64 own_rate; /* bytes a second: the largest of late */
 	u64 left_ns;  /* when a packet came last */
-	u64 begun_ns; /* after silence; 0: since then the queue has grown */
+	u64 burst_ns; /* since the last silence: when the first packet came, and after which count */
+	u64 burst_bytes;
+	u64 burst_rate; /* bytes a second, of the last burst of which packets were held; 0: unknown */
+	u64 short_ns;	/* when the queue was last as short as held hosts alone keep it */
 };
 
 #define SWERVE_HOLDS 1024

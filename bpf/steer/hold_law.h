@@ -24,8 +24,10 @@
 
 #define HOLD_IDLE_NS 10000000ULL /* a host from which nothing left for so long begins anew */
 #define HOLD_START 4		 /* times the floor: the rate at which it then begins, where a queue is */
-#define HOLD_QUIET 8		 /* a queue that grows by less than this part of the time: few have begun */
-#define HOLD_FIND_NS 64000000ULL /* meanwhile the rate also grows by itself within this time */
+
+#define HOLD_SHORT 4		    /* times the threshold: longer queues are not those of held hosts alone */
+#define HOLD_OTHERS_NS 300000000ULL /* where a queue has been longer for this time, others keep it so, */
+#define HOLD_BESIDE 4		    /* and a rate grows by so many times as much: it would come to nothing */
 
 /* Of 1024, how much one round of the loop corrects: of what the queue grows, of what is too much, of what it lacks. */
 #define HOLD_TREND 410
@@ -79,6 +81,7 @@ static inline __attribute__((always_inline)) void hold_forget(struct swerve_hold
 {
 	state->rate = 0;
 	state->gap = 0;
+	state->burst_rate = 0;
 }
 
 /* The largest rate of late at which packets left, whether they were held or not. */
@@ -167,13 +170,13 @@ static inline __attribute__((always_inline)) enum hold_result hold_sample(struct
 	state->sent_ns = sent_ns;
 	state->queue_ns = queue_ns;
 	state->taken_ns = now_ns;
+	if (queue_ns <= HOLD_SHORT * limits->threshold_ns)
+		state->short_ns = now_ns;
 	hold_measure(state, now_ns);
 	if (now_ns > state->held_ns + HOLD_MEMORY_NS)
 		hold_forget(state);
 	rate = state->rate;
 	binds = state->last_ns > taken_ns && rate <= 2 * state->own_rate;
-	if (before_ns >= state->begun_ns && (grown * HOLD_QUIET > (s64)apart || excess > 2 * (s64)limits->threshold_ns))
-		state->begun_ns = 0;
 	if (!rate) {
 		rate = excess > 0 ? hold_within(state->own_rate, 0, HOLD_MOST_RATE) : 0;
 		if (rate && follows && grown > 0)
@@ -185,8 +188,8 @@ static inline __attribute__((always_inline)) enum hold_result hold_sample(struct
 	} else if (follows) {
 		step = hold_step(grown, excess, apart, now_ns - before_ns);
 		more = hold_root(rate * HOLD_UNIT_RATE) * apart / HOLD_GROWTH_NS;
-		if (state->begun_ns && before_ns >= state->begun_ns)
-			more += rate * apart / HOLD_FIND_NS;
+		if (now_ns > state->short_ns + HOLD_OTHERS_NS)
+			more *= HOLD_BESIDE;
 		if (step < 0)
 			rate -= (rate >> 10) * (u64)-step;
 		else if (binds)
@@ -201,15 +204,28 @@ static inline __attribute__((always_inline)) enum hold_result hold_sample(struct
 	return HOLD_CONGESTED;
 }
 
-/* After silence: many hosts may begin at once, and the rate from before tells nothing of that. */
+/*
+ * Silence has ended. What the last burst came to, from its first packet to the departure of its last, tells what share
+ * there was among those who sent with this host, and who will mostly do so again.
+ */
+static inline __attribute__((always_inline)) void hold_end_burst(struct swerve_hold_state *state, u64 now_ns)
+{
+	u64 took_ns = hold_less(state->last_ns, state->burst_ns), bytes = hold_less(state->bytes, state->burst_bytes);
+
+	if (took_ns >= HOLD_WINDOW_NS)
+		state->burst_rate = hold_within(bytes, 0, HOLD_MOST_BYTES) * HOLD_SECOND_NS / took_ns;
+	state->burst_ns = now_ns;
+	state->burst_bytes = state->bytes;
+}
+
+/* After silence: many hosts may begin at once. */
 static inline __attribute__((always_inline)) void hold_begin(struct swerve_hold_state *state,
 							     const struct swerve_hold_limits *limits, u64 now_ns)
 {
 	u64 start = (limits->floor < HOLD_MOST_RATE ? limits->floor : HOLD_MOST_RATE) * HOLD_START;
 
-	hold_set_rate(state, start, limits->floor);
+	hold_set_rate(state, state->burst_rate ? state->burst_rate : start, limits->floor);
 	state->held_ns = now_ns;
-	state->begun_ns = now_ns;
 }
 
 /*
@@ -223,6 +239,8 @@ hold_release(struct swerve_hold_state *state, const struct swerve_hold_limits *l
 
 	/* packets that wait are no silence */
 	idle_ns = hold_less(now_ns, state->last_ns > state->left_ns ? state->last_ns : state->left_ns);
+	if (idle_ns > HOLD_IDLE_NS)
+		hold_end_burst(state, now_ns);
 	state->left_ns = now_ns;
 	__sync_fetch_and_add(&state->bytes, wire_bytes);
 	if (limits->until_ns <= now_ns || now_ns > state->taken_ns + limits->fresh_ns)

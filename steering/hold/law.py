@@ -15,12 +15,14 @@ freed is found in a few samples.
 
 1. Start: nothing is limited until a sample is above the threshold. Then the rate becomes what this host has sent,
    divided by the overload that the growth shows.
-2. After silence: a host from which nothing left for 10 ms begins at four times the floor, if a queue was measured in
-   the last second: its rate from before says nothing about how many begin with it. Packets that wait at the host are no
-   silence. From then on its rate also grows by a 64th of itself in 1 ms, until the queue grows by more than an eighth
-   of the time, or exceeds three times the threshold: when few begin, they find their share soon.
+2. After silence: if a queue was measured in the last second, a host from which nothing left for 10 ms begins at what
+   its last burst came to, from its first packet to the departure of its last: the share that it had among those who
+   sent with it, as they mostly do again. Where that is unknown, or no packet of it was held, it begins at four times
+   the floor. Packets that wait at the host are no silence.
 3. Fairness: a rate that holds packets back also grows, by the root of (rate x 1 Mbit/s) in 32 ms. Small rates gain
-   relatively more, so shares converge. A rate above twice what the host sends does not grow.
+   relatively more, so shares converge. A rate above twice what the host sends does not grow. Where the queue has been
+   longer than four thresholds for 300 ms, others keep it so who are not held: rates grow four times as much, or they
+   would come to nothing beside loss-based congestion control (as Copa does [2]_).
 4. Pause: above twice the threshold nothing leaves until the excess has drained. Pauses that a probe could not see yet
    are subtracted from what it found.
 5. End: a rate that has held no packet for a second is forgotten.
@@ -28,6 +30,7 @@ freed is found in a few samples.
 References
 ----------
 .. [1] Katabi et al., "Congestion control for high bandwidth-delay product networks", SIGCOMM 2002.
+.. [2] Arun and Balakrishnan, "Copa: practical delay-based congestion control for the Internet", NSDI 2018.
 """
 
 from __future__ import annotations
@@ -52,9 +55,10 @@ MOST: Final = 512
 PAUSE_ABOVE: Final = 2
 IDLE_NS: Final = 10_000_000
 START: Final = 4
-QUIET: Final = 8
-FIND_NS: Final = 64_000_000
 GROWTH_NS: Final = 32_000_000
+SHORT: Final = 4
+OTHERS_NS: Final = 300_000_000
+BESIDE: Final = 4
 
 
 class Result(IntEnum):
@@ -97,7 +101,10 @@ class State:
     window_bytes: int = 0
     own_rate: int = 0
     left_ns: int = 0
-    begun_ns: int = 0
+    burst_ns: int = 0
+    burst_bytes: int = 0
+    burst_rate: int = 0
+    short_ns: int = 0
 
 
 def root(value: int) -> int:
@@ -127,12 +134,12 @@ def sample(state: State, limits: Limits, now_ns: int, sent_ns: int, queue_ns: in
     grown = queue_ns - state.queue_ns + _paused(state, before_ns, sent_ns)
     excess = queue_ns - _paused(state, sent_ns, state.pause_end_ns) - limits.threshold_ns
     state.sent_ns, state.queue_ns, state.taken_ns = sent_ns, queue_ns, now_ns
+    if queue_ns <= SHORT * limits.threshold_ns:
+        state.short_ns = now_ns
     _measure(state, now_ns)
     if now_ns > state.held_ns + MEMORY_NS:
         _forget(state)
     binds = state.last_ns > taken_ns and state.rate <= 2 * state.own_rate
-    if before_ns >= state.begun_ns and (grown * QUIET > apart or excess > 2 * limits.threshold_ns):
-        state.begun_ns = 0
     if not state.rate:
         rate = min(state.own_rate, MOST_RATE) if excess > 0 else 0
         if rate and apart <= SPAN_NS and grown > 0:
@@ -141,7 +148,7 @@ def sample(state: State, limits: Limits, now_ns: int, sent_ns: int, queue_ns: in
             _set_rate(state, rate, limits.floor)
             state.held_ns = now_ns
     elif apart <= SPAN_NS:
-        _correct(state, limits, _step(grown, excess, apart, now_ns - before_ns), apart if binds else 0, before_ns)
+        _correct(state, limits, _step(grown, excess, apart, now_ns - before_ns), apart if binds else 0)
     if excess <= 0:
         return Result.CLEAR
     excess -= limits.threshold_ns * (PAUSE_ABOVE - 1)
@@ -153,13 +160,15 @@ def sample(state: State, limits: Limits, now_ns: int, sent_ns: int, queue_ns: in
 def release(state: State, limits: Limits, now_ns: int, wire_bytes: int) -> int:
     """When a packet may leave; 0: at once."""
     idle_ns = max(0, now_ns - max(state.left_ns, state.last_ns))
+    if idle_ns > IDLE_NS:
+        _end_burst(state, now_ns)
     state.bytes += wire_bytes
     state.left_ns = now_ns
     if limits.until_ns <= now_ns or now_ns > state.taken_ns + limits.fresh_ns:
         return state.last_ns if state.last_ns > now_ns else 0
     if idle_ns > IDLE_NS and (state.rate or state.queue_ns > limits.threshold_ns >> 2):
-        _set_rate(state, min(limits.floor, MOST_RATE) * START, limits.floor)
-        state.held_ns = state.begun_ns = now_ns
+        _set_rate(state, state.burst_rate or min(limits.floor, MOST_RATE) * START, limits.floor)
+        state.held_ns = now_ns
     if state.next_ns <= now_ns:
         if state.gap:
             state.next_ns = now_ns + (wire_bytes * state.gap >> SHIFT)
@@ -171,16 +180,23 @@ def release(state: State, limits: Limits, now_ns: int, wire_bytes: int) -> int:
     return at
 
 
+def _end_burst(state: State, now_ns: int) -> None:
+    took_ns = state.last_ns - state.burst_ns
+    if took_ns >= WINDOW_NS:
+        state.burst_rate = min(state.bytes - state.burst_bytes, MOST_BYTES) * SECOND_NS // took_ns
+    state.burst_ns, state.burst_bytes = now_ns, state.bytes
+
+
 def _step(grown: int, excess: int, apart: int, delay: int) -> int:
     trend = abs(grown) * TREND // delay
     off = abs(excess) * (EXCESS if excess > 0 else SHORTFALL) // delay * apart // delay
     return min(max((trend if grown < 0 else -trend) + (off if excess < 0 else -off), -MOST), MOST)
 
 
-def _correct(state: State, limits: Limits, step: int, bound_ns: int, before_ns: int) -> None:
+def _correct(state: State, limits: Limits, step: int, bound_ns: int) -> None:
     rate, more = state.rate, root(state.rate * UNIT_RATE) * bound_ns // GROWTH_NS
-    if state.begun_ns and before_ns >= state.begun_ns:
-        more += rate * bound_ns // FIND_NS
+    if state.taken_ns > state.short_ns + OTHERS_NS:
+        more *= BESIDE
     if step < 0 or bound_ns:
         rate += (rate >> 10) * step
     _set_rate(state, rate + more, limits.floor)
@@ -204,7 +220,7 @@ def _set_rate(state: State, rate: int, floor: int) -> None:
 
 
 def _forget(state: State) -> None:
-    state.rate = state.gap = 0
+    state.rate = state.gap = state.burst_rate = 0
 
 
 def _measure(state: State, now_ns: int) -> None:

@@ -207,53 +207,51 @@ def test_after_silence_a_host_begins_slowly_where_a_queue_is_or_was(rate: int, q
     state.last_ns = 0
     state.left_ns = START - law.IDLE_NS
     law.release(state, limits, START, 1500)
-    assert state.rate == rate and not state.begun_ns  # not silent for longer than that
+    assert state.rate == rate  # not silent for longer than that
     law.release(state, limits, START + law.IDLE_NS + 1, 1500)
     assert state.rate == after
-    assert state.begun_ns == (START + law.IDLE_NS + 1 if after else 0)
+
+
+@pytest.mark.parametrize(("packets", "rate"), [(11, 440_000), (1, 0)])
+def test_after_silence_a_host_begins_at_what_its_last_burst_came_to_if_it_was_held(packets: int, rate: int) -> None:
+    state, limits = engaged()
+    limits.floor, limits.longest_ns = 100_000, SECOND
+    began_ns = START + 2 * law.IDLE_NS
+    for _ in range(packets):  # at four times the floor one leaves in 3.75 ms, the first at once
+        law.release(state, limits, began_ns, 1500)
+    law.release(state, limits, began_ns + 10 * law.IDLE_NS, 1500)
+    assert state.burst_rate == rate
+    assert state.rate == (rate or 400_000)
+
+
+def test_a_hold_that_is_forgotten_forgets_the_last_burst() -> None:
+    state, limits = engaged()
+    state.burst_rate = 440_000
+    law.sample(state, limits, START + law.MEMORY_NS + 1, START + law.MEMORY_NS, 0)
+    assert not state.burst_rate
 
 
 def test_a_packet_that_waits_is_no_silence() -> None:
     state, limits = engaged()
+    limits.floor, state.burst_ns = 100_000, START
     state.left_ns = START - 5 * law.IDLE_NS  # nothing has come since,
     state.last_ns = START - law.IDLE_NS  # but that left later
     law.release(state, limits, START, 1500)
-    assert state.rate == 1_000_000 and not state.begun_ns
+    assert state.rate == 1_000_000
     state.left_ns, state.last_ns = START - 5 * law.IDLE_NS, START - law.IDLE_NS - 1
     law.release(state, limits, START, 1500)
-    assert state.begun_ns == START
+    assert state.rate == 400_000
 
 
-@pytest.mark.parametrize(
-    ("begun_ns", "queue", "grows", "stays"),
-    [
-        (START - 3_000_000, 1_000_000, True, True),
-        (0, 1_000_000, False, False),
-        (START - 1_900_000, 1_000_000, False, True),  # the sample before could not see the beginning
-        (START - 3_000_000, 1_187_500, True, True),  # by an eighth of 1.5 ms
-        (START - 3_000_000, 1_187_501, False, False),
-        (START - 1_900_000, 1_900_000, False, True),
-    ],
-)
-def test_who_has_begun_finds_its_rate_sooner_until_the_queue_grows(
-    begun_ns: int, queue: int, grows: bool, stays: bool
-) -> None:
+def test_where_others_keep_the_queue_long_a_rate_grows_more() -> None:
     rates = []
-    for begun in (0, begun_ns):
+    for queue, short_ns in ((4_000_000, 0), (4_000_001, START - law.OTHERS_NS), (4_000_001, START - law.OTHERS_NS - 1)):
         state, limits = engaged()
-        state.begun_ns = begun
+        state.queue_ns, state.short_ns = queue, short_ns
         law.sample(state, limits, START, START - 500_000, queue)
         rates.append(state.rate)
-    assert rates[1] - rates[0] == (1_000_000 * 1_500_000 // law.FIND_NS if grows else 0)
-    assert state.begun_ns == (begun_ns if stays else 0)
-
-
-def test_a_queue_of_more_than_three_thresholds_ends_the_search() -> None:
-    for queue, begun in ((3_000_000, START - 3_000_000), (3_000_001, 0)):
-        state, limits = engaged()
-        state.begun_ns, state.queue_ns = START - 3_000_000, queue
-        law.sample(state, limits, START, START - 500_000, queue)
-        assert state.begun_ns == begun
+    usual = law.root(1_000_000 * law.UNIT_RATE) * 1_500_000 // law.GROWTH_NS
+    assert [each - rates[0] for each in rates] == [0, 0, (law.BESIDE - 1) * usual]
 
 
 def test_a_rate_that_holds_nothing_back_is_not_raised() -> None:
