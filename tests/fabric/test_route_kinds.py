@@ -221,7 +221,7 @@ def test_every_hop_is_probed_and_a_silent_one_is_left_until_it_answers(kind, mak
                 cut = attach.attach_tc(drop, "rail1", "ingress")
             with cut:
                 support.wait_until(lambda: silent() == ["rail1"] * len(FAMILIES), 20, "rail 1 is silent")
-                support.wait_until(lambda: host.uses(host.drained), 20, "it is left")
+                support.wait_until(lambda: host.uses(host.drained), 60, "it is left")
                 lost, sent = traffic.lost, dict(traffic.sent)
                 traffic.flows()
                 support.wait_until(lambda: all(traffic.sent[f] > sent[f] + 200 for f in FAMILIES), 20, "more is sent")
