@@ -244,14 +244,14 @@ def whole(loaded: Loaded) -> Loaded:
 
 
 @contextlib.contextmanager
-def until_left(work: Callable[[], None], stop: threading.Event) -> Iterator[None]:
-    """Do this in a thread meanwhile; it ends when `stop` is set."""
+def until_left(work: Callable[[], None], end: Callable[[], object]) -> Iterator[None]:
+    """Do this in a thread meanwhile; `end` has it return."""
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     try:
         yield
     finally:
-        stop.set()
+        end()
         thread.join()
 
 

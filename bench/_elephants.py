@@ -297,7 +297,7 @@ def _listening(lab: Lab) -> Iterator[Heard]:
                 elif isinstance(signal, Act):
                     heard.acts.append(signal)
 
-    with until_left(listen, stop):
+    with until_left(listen, stop.set):
         yield heard
 
 
@@ -319,7 +319,7 @@ def _sampling(lab: Lab) -> Iterator[list[tuple[int, dict[int, int]]]]:
             }
             samples.append((now, found))
 
-    with until_left(sample, stop):
+    with until_left(sample, stop.set):
         yield samples
 
 
@@ -358,14 +358,12 @@ def small_loop(lab: Lab, work: Path) -> Iterator[None]:
             for line in lines:
                 agent.publish(msgspec.json.decode(line, type=Act))
 
-        thread = threading.Thread(target=forward, daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
+        def end() -> None:
             process.terminate()
             process.wait()
-            thread.join()
+
+        with until_left(forward, end):
+            yield
 
 
 @contextlib.contextmanager

@@ -184,7 +184,7 @@ def ticking(sources: list[Recorder]) -> Iterator[None]:
             for source in sources:
                 source.tick(time.monotonic_ns())
 
-    with until_left(tick, stop):
+    with until_left(tick, stop.set):
         yield
 
 
@@ -293,7 +293,7 @@ def sampling(loaded: Loaded, directions: int) -> Iterator[RateControl]:
             settings.update(0, (directions, control.tcp, control.udp, 0))
 
     try:
-        with until_left(adapt, stop):
+        with until_left(adapt, stop.set):
             yield control
     finally:
         settings.update(0, (0, 31, 31, 0))
