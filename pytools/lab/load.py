@@ -54,7 +54,7 @@ def _connected(source: str, address: str) -> socket.socket:
 def _by_way(source: str, address: str, way: str, port: str) -> socket.socket:
     """A socket whose packets leave a way inside the rail by this port, as seen there."""
     with inside(way):
-        tap = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(_ETH_P_ALL))
+        tap = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM)
     with tap:
         tap.bind((port, _ETH_P_ALL))
         for _ in range(_TRIES):
