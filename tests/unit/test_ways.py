@@ -208,6 +208,15 @@ def test_a_way_is_judged_no_more_when_no_other_is_left() -> None:
     assert (only.state, only.verdict.sent, len(only.probes)) == ("unmeasured", 0, 0)
 
 
+def test_ways_are_probed_equally_often_however_many_ports_each_has() -> None:
+    pinned: Any = SimpleNamespace(path=SimpleNamespace(address="10.9.0.2"), shared_clock=True)
+    known = PathWays(pinned)
+    known.learn(group([{port: "r1" if port < 2 else "r2" if port < 5 else "r3" for port in range(PORTS)}]))
+    sent = [known.next_port() for _ in range(6 * PORTS)]
+    assert [known.by_port[port].number for port in sent] == [1, 2, 3] * (2 * PORTS)
+    assert set(sent) == set(range(PORTS)) and sent[::3] == [0, 1] * PORTS
+
+
 # ---- ports of a bond ----
 
 

@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import cycle, zip_longest
+from itertools import cycle
 from typing import Final
 
 import numpy as np
@@ -62,7 +62,6 @@ class PathWays:
         self.hops: Sequence[estimator.Hop] = ()
         self.numbers: dict[Key, int] = {}
         self.seen: list[Seen] = []
-        self.order: list[tuple[Seen, int]] = []  # way and port, in the order of the sweep
         self.turn = self.news = 0
         self.by_port: dict[int, Seen] = {}
 
@@ -77,8 +76,13 @@ class PathWays:
             seen.way = way
             self.seen.append(seen)
         self.by_port = {port: each for each in self.seen for port in each.way.ports}
-        turns = zip_longest(*([(each, port) for port in each.way.ports] for each in self.seen))
-        self.order = [each for turn in turns for each in turn if each is not None]
+
+    def next_port(self) -> int:
+        """That of the sweep's next probe: ways in turn, however many ports each has, and of each way its ports."""
+        seen = self.seen[self.turn % len(self.seen)]
+        port = seen.way.ports[self.turn // len(self.seen) % len(seen.way.ports)]
+        self.turn += 1
+        return port
 
     def judge(self) -> bool:
         """Whether the state of a way is another one now."""

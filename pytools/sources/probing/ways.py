@@ -189,9 +189,7 @@ class HiddenWays:
             self._allowed -= 1
             known = self._paths[self._order[0]]
             self._order.rotate(-1)
-            _, port = known.order[known.turn % len(known.order)]
-            known.turn += 1
-            if not self._sweep.send(known.pinned, port, time.monotonic_ns()):
+            if not self._sweep.send(known.pinned, known.next_port(), time.monotonic_ns()):
                 return
 
     def _send_extra(self, now_ns: int) -> None:
