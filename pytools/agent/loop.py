@@ -48,7 +48,7 @@ from pytools.sources.probing.base_memory import BaseMemory
 from pytools.sources.probing.mesh import ProbeMesh
 from pytools.sources.programs import SAMPLE_EGRESS, TCP_EGRESS
 from pytools.sources.rdma.waiting import RdmaWhenThere
-from pytools.sources.recording import RecordingSource
+from pytools.sources.recording import RECORDING_LATE_NS, RecordingSource
 from pytools.sources.source import RELAXED_NS, Source
 from pytools.sources.tcp.source import TcpSource
 
@@ -148,7 +148,7 @@ class Agent(Closing):
             self._add(source, late_ns)
         slots: list[Slot[RecordingSource] | Slot[GpuSource]] = [
             self._add_slot("gpu", lambda now: GpuSource(now, bus) if now.gpu.enabled or now.gpu.clock else None),
-            self._add_slot("recording", lambda now: _recording(now, namespace, bus)),
+            self._add_slot("recording", lambda now: _recording(now, namespace, bus), RECORDING_LATE_NS),
         ]
 
         def named() -> dict[str, str]:
@@ -201,9 +201,9 @@ class Agent(Closing):
         self._scheduler.add(source, late_ns, at_events)
         source.register(self._selector)
 
-    def _add_slot(self, part: str, make: Callable[[AgentConfig], _S | None]) -> Slot[_S]:
+    def _add_slot(self, part: str, make: Callable[[AgentConfig], _S | None], late_ns: int = RELAXED_NS) -> Slot[_S]:
         self._slots[part] = made = Slot(make, self._config)
-        self._add(made, RELAXED_NS)
+        self._add(made, late_ns)
         return made
 
     def drops(self) -> dict[str, int]:

@@ -32,6 +32,7 @@ MOST_A_SECOND: Final = 50  # such rounds of all paths together: with many paths,
 _GRACE_NS: Final = 5 * MS  # for what was overtaken by the smallest
 _AGAIN_NS: Final = 50 * MS  # the smallest is sent again when it was not answered by then; then after twice as long
 _TOLD_FOR_NS: Final = 10_000 * MS  # routers limit how often they tell
+_TOGETHER: Final = 8  # paths whose large packets may leave at once
 _SLOTS: Final = 5  # the paths' rounds are dealt over an interval, so that not all large packets leave at once
 MOST_SEARCHES: Final = 16  # rounds of searches under way at once
 _NEVER_NS: Final = 1 << 62
@@ -152,7 +153,7 @@ class PathMtuSource(Source):
             probes = self.watched.pop(pinned).probes
             self._gone_wire_bytes += probes.wire_bytes
             probes.close()
-        slots = min(_SLOTS, len(current))
+        slots = min(_SLOTS, -(-len(current) // _TOGETHER))
         self._every_ns = max(self._interval_ns, len(current) * 1_000_000_000 // MOST_A_SECOND)
         for pinned in current:
             if pinned in self.watched:

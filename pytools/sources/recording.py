@@ -23,6 +23,7 @@ from pytools.recording.segments import ASIDE, FINE_ONLY, NEVER, TRACKS, Track
 from pytools.recording.writer import TrackWriter
 from pytools.sources.source import Source
 
+RECORDING_LATE_NS: Final = 750_000_000  # how late we may be called
 _LOT_NS: Final = 250_000_000
 _FLUSH_S: Final = 1.0
 _WAITING_BYTES: Final = 16 << 20  # handed over and not yet compressed
