@@ -50,4 +50,13 @@ static __always_inline struct call *end_call(u32 kind)
 	return call;
 }
 
+/* The call that now returns, if it returns an error. */
+static __always_inline struct call *failed_call(struct pt_regs *ctx, u32 kind)
+{
+	struct call *call = end_call(kind);
+
+	count(SWERVE_RDMA_HITS, 1);
+	return (u32)PT_REGS_RC(ctx) ? call : NULL;
+}
+
 #endif /* SWERVE_RDMA_CALLS_H */

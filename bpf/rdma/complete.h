@@ -183,9 +183,8 @@ static __always_inline void complete(u32 *rows, u64 cq, const struct verbs_compl
 	struct queue *queue;
 
 	slot = row_of_completion(rows, cq, completion->qp_number);
-	row = rdma_table.lookup(&slot);
-	queue = rdma_queues.lookup(&slot);
-	if (!row || !queue)
+	queue = queue_of(slot, &row);
+	if (!queue)
 		return;
 	add(&row->statuses[status < SWERVE_STATUSES ? status : SWERVE_STATUSES - 1], 1);
 	if (!is_receive(row, queue, completion, cq)) {

@@ -156,15 +156,14 @@ int rdma_wr_set_inline_data_list(struct pt_regs *ctx)
 /* Count some of the requests that were staged; true when there are more. */
 static __always_inline bool publish_some(struct call *call)
 {
-	u32 slot = call->slot, index = call->left, staged;
+	u32 index = call->left, staged;
 	u64 place;
 	struct swerve_qp *row;
 	struct staged *each;
 	struct queue *queue;
 
-	row = rdma_table.lookup(&slot);
-	queue = rdma_queues.lookup(&slot);
-	if (!row || !queue)
+	queue = queue_of(call->slot, &row);
+	if (!queue)
 		return false;
 	staged = queue->staging;
 #pragma clang loop unroll(disable)
@@ -220,20 +219,16 @@ int rdma_wr_complete(struct pt_regs *ctx)
 
 int rdma_wr_complete_return(struct pt_regs *ctx)
 {
+	struct call *call = failed_call(ctx, CALL_COMPLETE);
 	struct swerve_qp *row;
 	struct staged *each;
 	struct queue *queue;
-	struct call *call;
-	u32 slot, opcode;
+	u32 opcode;
 
-	count(SWERVE_RDMA_HITS, 1);
-	call = end_call(CALL_COMPLETE);
-	if (!call || !(u32)PT_REGS_RC(ctx))
+	if (!call)
 		return 0;
-	slot = call->slot;
-	row = rdma_table.lookup(&slot);
-	queue = rdma_queues.lookup(&slot);
-	if (!row || !queue)
+	queue = queue_of(call->slot, &row);
+	if (!queue)
 		return 0;
 	call->requests = queue->staging;
 	call->left = 0;

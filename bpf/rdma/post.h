@@ -92,35 +92,39 @@ static __always_inline void remember(struct swerve_qp *row, struct queue *queue,
 	}
 }
 
+/* Read a request of a list, and move on to the next; false at the end, also where the list cannot be read. */
+static __always_inline bool read_request(struct verbs_send *request, u64 *next)
+{
+	if (!*next)
+		return false;
+	if (bpf_probe_read_user(request, sizeof(*request), (void *)*next)) {
+		count(SWERVE_RDMA_FAULTS, 1);
+		*next = 0;
+		return false;
+	}
+	*next = request->next;
+	return true;
+}
+
 /* Look at some requests of the list that a thread posts; true when there are more. */
 static __always_inline bool post_some(struct call *call)
 {
-	u64 next = call->next, requests = 0, bytes = 0, each;
+	u64 next = call->next, each;
 	struct verbs_send request;
 	struct swerve_qp *row;
 	struct queue *queue;
-	u32 slot = call->slot;
 
-	row = rdma_table.lookup(&slot);
-	queue = rdma_queues.lookup(&slot);
-	if (!row || !queue)
+	queue = queue_of(call->slot, &row);
+	if (!queue)
 		return false;
 #pragma clang loop unroll(disable)
 	for (int i = 0; i < POSTS_AT_ONCE; i++) {
-		if (!next)
+		if (!read_request(&request, &next))
 			break;
-		if (bpf_probe_read_user(&request, sizeof(request), (void *)next)) {
-			count(SWERVE_RDMA_FAULTS, 1);
-			next = 0;
-			break;
-		}
 		each = bytes_of(request.sges, request.sge_count);
-		bytes += each;
-		requests++;
 		add(&row->posted_bytes, each);
 		add(&row->posted, 1);
 		remember(row, queue, call, request.wr_id, each, request.opcode, request.flags & SEND_SIGNALED);
-		next = request.next;
 	}
 	call->next = next;
 	call->tail = queue->tail;
@@ -146,23 +150,16 @@ static __always_inline void post_rest(struct call *call)
 	struct swerve_qp *row;
 	struct queue *queue;
 	u64 next = call->next;
-	u32 slot = call->slot;
 
-	row = rdma_table.lookup(&slot);
-	queue = rdma_queues.lookup(&slot);
-	if (!row || !queue)
+	queue = queue_of(call->slot, &row);
+	if (!queue)
 		return;
 	call->rest = next;
 #pragma clang loop unroll(disable)
 	for (int i = 0; i < POSTS_MOST; i++) {
-		if (!next)
+		if (!read_request(&request, &next))
 			return;
-		if (bpf_probe_read_user(&request, sizeof(request), (void *)next)) {
-			count(SWERVE_RDMA_FAULTS, 1);
-			return;
-		}
 		count_unfollowed(row, queue, request.flags, 1);
-		next = request.next;
 	}
 	if (next)
 		count(SWERVE_RDMA_TOO_LONG, 1);

@@ -48,14 +48,12 @@ int rdma_post_receive(struct pt_regs *ctx)
 
 int rdma_post_receive_return(struct pt_regs *ctx)
 {
+	struct call *call = failed_call(ctx, CALL_RECEIVE);
 	struct swerve_qp *row;
-	struct call *call;
 	u64 bad = 0;
 	u32 slot;
 
-	count(SWERVE_RDMA_HITS, 1);
-	call = end_call(CALL_RECEIVE);
-	if (!call || !(u32)PT_REGS_RC(ctx))
+	if (!call)
 		return 0;
 	slot = call->slot;
 	row = rdma_table.lookup(&slot);
@@ -79,9 +77,8 @@ static __always_inline u32 heir_of(u64 srq, u32 tgid)
 	for (u64 i = 0; i < SWERVE_QPS;) {
 		AROUND(i);
 		slot = i;
-		row = rdma_table.lookup(&slot);
-		queue = rdma_queues.lookup(&slot);
-		if (row && queue && queue->srq == srq && row->tgid == tgid && row->state == SWERVE_QP_LIVE)
+		queue = queue_of(slot, &row);
+		if (queue && queue->srq == srq && row->tgid == tgid && row->state == SWERVE_QP_LIVE)
 			return slot;
 		i++;
 		AROUND(i);

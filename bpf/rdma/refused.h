@@ -17,14 +17,11 @@ int rdma_take_back(struct pt_regs *ctx)
 	struct signalled *entry;
 	struct swerve_qp *row;
 	struct queue *queue;
-	u32 slot;
 
 	if (!call)
 		return 0;
-	slot = call->slot;
-	row = rdma_table.lookup(&slot);
-	queue = rdma_queues.lookup(&slot);
-	if (!row || !queue)
+	queue = queue_of(call->slot, &row);
+	if (!queue)
 		return 0;
 	tail = call->tail;
 	signalled = call->left;
@@ -76,26 +73,20 @@ static __always_inline bool refuse_some(struct call *call)
 	struct verbs_send request;
 	struct swerve_qp *row;
 	struct queue *queue;
-	u64 next = call->next, bytes;
-	u32 slot = call->slot;
+	u64 next = call->next, at, bytes;
 
-	row = rdma_table.lookup(&slot);
-	queue = rdma_queues.lookup(&slot);
-	if (!row || !queue)
+	queue = queue_of(call->slot, &row);
+	if (!queue)
 		return false;
 #pragma clang loop unroll(disable)
 	for (int i = 0; i < POSTS_AT_ONCE; i++) {
-		if (!next)
+		at = next;
+		if (!read_request(&request, &next))
 			break;
-		if (bpf_probe_read_user(&request, sizeof(request), (void *)next)) {
-			count(SWERVE_RDMA_FAULTS, 1);
-			next = 0;
-			break;
-		}
-		if (next == call->rest) {
+		if (at == call->rest) {
 			count_unfollowed(row, queue, request.flags, -1ULL);
 			add(&row->refused, 1);
-			call->rest = next = request.next;
+			call->rest = next;
 			continue;
 		}
 		bytes = bytes_of(request.sges, request.sge_count);
@@ -106,7 +97,6 @@ static __always_inline bool refuse_some(struct call *call)
 			call->signalled_bytes += bytes;
 		}
 		add(&row->opcodes[request.opcode < SWERVE_OPCODES ? request.opcode : SWERVE_OPCODES - 1], -1ULL);
-		next = request.next;
 	}
 	call->next = next;
 	return next;
@@ -150,11 +140,9 @@ static __always_inline void find_rest(struct call *call)
 
 int rdma_post_send_return(struct pt_regs *ctx)
 {
-	struct call *call;
+	struct call *call = failed_call(ctx, CALL_SEND);
 
-	count(SWERVE_RDMA_HITS, 1);
-	call = end_call(CALL_SEND);
-	if (!call || !(u32)PT_REGS_RC(ctx))
+	if (!call)
 		return 0;
 	if (bpf_probe_read_user(&call->next, sizeof(call->next), (void *)call->bad)) {
 		count(SWERVE_RDMA_FAULTS, 1);

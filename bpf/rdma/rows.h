@@ -8,6 +8,13 @@
 #define SEVERAL 0xfffffffe /* rows share a completion queue */
 #define UNKNOWN 0xffffffff
 
+/* The row of a queue pair, and what the kernel side keeps beside it; NULL where there is no such row. */
+static __always_inline struct queue *queue_of(u32 slot, struct swerve_qp **row)
+{
+	*row = rdma_table.lookup(&slot);
+	return *row ? rdma_queues.lookup(&slot) : NULL;
+}
+
 static __always_inline bool read_qp(struct verbs_qp *qp, u64 address)
 {
 	if (!bpf_probe_read_user(qp, sizeof(*qp), (void *)address))
@@ -54,9 +61,8 @@ static __always_inline u32 open_row(const struct verbs_qp *qp, struct qp_key *ke
 		count(SWERVE_RDMA_TABLE_FULL, 1);
 		return NO_ROW;
 	}
-	row = rdma_table.lookup(&slot);
-	queue = rdma_queues.lookup(&slot);
-	if (!row || !queue)
+	queue = queue_of(slot, &row);
+	if (!queue)
 		return NO_ROW;
 	if (rdma_slots.insert(key, &slot)) { /* another thread was faster */
 		rdma_free.push(&slot, 0);
@@ -97,9 +103,8 @@ static __always_inline void close_row(struct qp_key *key)
 		return;
 	slot = *there;
 	rdma_slots.delete(key);
-	row = rdma_table.lookup(&slot);
-	queue = rdma_queues.lookup(&slot);
-	if (!row || !queue)
+	queue = queue_of(slot, &row);
+	if (!queue)
 		return;
 	row->state = SWERVE_QP_CLOSED;
 	if (!queue->srq)

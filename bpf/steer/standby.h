@@ -34,17 +34,19 @@ static __always_inline bool find_destination(struct __sk_buff *skb, u32 ifindex,
 	return true;
 }
 
+/* An entry of a map that the agent lends, while it does. */
+static __always_inline void *entry_of(void *lent, u32 *key)
+{
+	return lent ? bpf_map_lookup_elem(lent, key) : NULL;
+}
+
 /* Whether any path has been silent of late: nothing else is looked at while none was. */
 static __always_inline bool alarmed(void)
 {
 	struct swerve_probe_settings *agent;
 	u32 only = 0;
-	void *lent;
 
-	lent = lent_probe_settings.lookup((int *)&only);
-	if (!lent)
-		return false;
-	agent = bpf_map_lookup_elem(lent, &only);
+	agent = entry_of(lent_probe_settings.lookup((int *)&only), &only);
 	return agent && agent->silence_ns && bpf_ktime_get_coarse_ns() < agent->silence_ns + ALARM_NS;
 }
 
@@ -52,12 +54,8 @@ static __always_inline struct swerve_probe_path *path_of(u32 row, u16 generation
 {
 	struct swerve_probe_path *path;
 	u32 only = 0;
-	void *lent;
 
-	lent = lent_probe_paths.lookup((int *)&only);
-	if (!lent)
-		return NULL;
-	path = bpf_map_lookup_elem(lent, &row);
+	path = entry_of(lent_probe_paths.lookup((int *)&only), &row);
 	return path && path->ifindex && path->generation == generation ? path : NULL;
 }
 

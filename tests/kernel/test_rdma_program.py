@@ -299,6 +299,14 @@ def test_long_lists_and_large_polls(seen: Seen) -> None:
         }
 
 
+def released(seen: Seen, app: native_build.App, polls: int) -> Any:
+    """The row of the first queue pair, when its completions are held up no longer and were polled."""
+    app.do(f"control 0 {STALL} 0")
+    for _ in range(polls):
+        app.do("poll 0 100")
+    return seen.row(app.pid)
+
+
 def test_more_signalled_than_can_be_followed(seen: Seen) -> None:
     with native_build.App() as app:
         prepare(app, depth=4000)
@@ -312,10 +320,7 @@ def test_more_signalled_than_can_be_followed(seen: Seen) -> None:
             **{"posted": 1500, "posted_bytes": 15000, "signalled": 1500},
             **{"untracked": untracked, "completed": untracked, "completed_bytes": 10 * untracked},
         }
-        app.do(f"control 0 {STALL} 0")
-        for _ in range(15):
-            app.do("poll 0 100")
-        row = seen.row(app.pid)
+        row = released(seen, app, 15)
         assert (int(row["completed"]), int(row["completed_bytes"])) == (1500, 15000)
         app.do("post 0 3 10 0 1 5000 1")  # the next are followed again
         assert int(seen.row(app.pid)["completed"]) == 1500
@@ -345,9 +350,7 @@ def test_what_is_refused_when_no_more_can_be_followed(seen: Seen, room: int, eve
         row = seen.row(app.pid)
         assert sums(row) == {**given, **told}
         assert nonzero(row["opcodes"]) == {WRITE: posted}
-        app.do(f"control 0 {STALL} 0")
-        for _ in range(11):
-            app.do("poll 0 100")
+        released(seen, app, 11)
         app.do("post 0 1 1 0 1 0 1")  # it retires what unsignalled ones those without room have left
         app.do("poll 0 100")
         row = seen.row(app.pid)
@@ -369,10 +372,7 @@ def test_a_list_refused_beyond_what_is_followed_of_it(seen: Seen) -> None:
             **{"posted": 700, "posted_bytes": 10 * (700 - untracked), "signalled": 700, "refused": 200},
             **{"untracked": untracked, "completed": untracked},
         }
-        app.do(f"control 0 {STALL} 0")
-        for _ in range(7):
-            app.do("poll 0 100")
-        row = seen.row(app.pid)
+        row = released(seen, app, 7)
         assert int(row["completions"]) == 700
         assert int(row["completed"]) == 700
         assert seen.counters()["too_long"] == lost

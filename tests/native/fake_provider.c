@@ -223,38 +223,27 @@ static int bind_mw(struct ibv_qp *qp, struct ibv_mw *mw, struct ibv_mw_bind *bin
 	return STRING(PROVIDER)[0] == 'a' ? NAMED(PROVIDER, _post_send)(qp, &wr, &bad) : ibv_post_send(qp, &wr, &bad);
 }
 
-static int take(struct receives *receives, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad)
+static int take(struct ibv_context *context, struct receives *receives, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad)
 {
-	for (; wr; wr = wr->next) {
-		if (receives->tail - receives->head >= receives->limit) {
-			*bad = wr;
-			return ENOMEM;
-		}
+	struct instance *instance = instance_of(context);
+
+	pthread_spin_lock(&instance->lock);
+	for (; wr && receives->tail - receives->head < receives->limit; wr = wr->next)
 		receives->ring[receives->tail++ & receives->mask].wr_id = wr->wr_id;
-	}
-	return 0;
+	pthread_spin_unlock(&instance->lock);
+	if (wr)
+		*bad = wr;
+	return wr ? ENOMEM : 0;
 }
 
 int NAMED(PROVIDER, _post_recv)(struct ibv_qp *base, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad)
 {
-	struct instance *instance = instance_of(base->context);
-	int error;
-
-	pthread_spin_lock(&instance->lock);
-	error = take(&((struct queue_pair *)base)->receives, wr, bad);
-	pthread_spin_unlock(&instance->lock);
-	return error;
+	return take(base->context, &((struct queue_pair *)base)->receives, wr, bad);
 }
 
 int NAMED(PROVIDER, _post_srq_recv)(struct ibv_srq *srq, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad)
 {
-	struct instance *instance = instance_of(srq->context);
-	int error;
-
-	pthread_spin_lock(&instance->lock);
-	error = take(&((struct shared_receives *)srq)->receives, wr, bad);
-	pthread_spin_unlock(&instance->lock);
-	return error;
+	return take(srq->context, &((struct shared_receives *)srq)->receives, wr, bad);
 }
 
 static bool next_entry(struct queue *queue, struct ibv_wc *wc)

@@ -114,16 +114,21 @@ static int now_mask(void)
 
 #define EVENT(version_, ...) (version == version_) return start(kind, &(struct nccl_v##version_##_event){ __VA_ARGS__ })
 
+#define IN_EVERY_VERSION(...)         \
+	do {                          \
+		if EVENT(1, __VA_ARGS__); \
+		if EVENT(2, __VA_ARGS__); \
+		if EVENT(3, __VA_ARGS__); \
+		if EVENT(4, __VA_ARGS__); \
+		if EVENT(5, __VA_ARGS__); \
+		abort();              \
+	} while (0)
+
 static void *start_group(void)
 {
 	int kind = GROUPS;
 
-	if EVENT(1, .type = NCCL_GROUP);
-	if EVENT(2, .type = NCCL_GROUP);
-	if EVENT(3, .type = NCCL_GROUP);
-	if EVENT(4, .type = NCCL_GROUP);
-	if EVENT(5, .type = NCCL_GROUP);
-	abort();
+	IN_EVERY_VERSION(.type = NCCL_GROUP);
 }
 
 static void *start_collective(void *parent, const char *function, uint64_t number, int channels, int rank)
@@ -159,24 +164,14 @@ static void *start_proxy(void *parent, int send, int steps, pid_t pid)
 	struct nccl_proxy_op proxy = { pid, 2, 5, steps, 4096, send };
 	int kind = PROXIES;
 
-	if EVENT(1, .type = NCCL_PROXY_OP, .parent = parent, .proxy = proxy);
-	if EVENT(2, .type = NCCL_PROXY_OP, .parent = parent, .proxy = proxy);
-	if EVENT(3, .type = NCCL_PROXY_OP, .parent = parent, .proxy = proxy);
-	if EVENT(4, .type = NCCL_PROXY_OP, .parent = parent, .proxy = proxy);
-	if EVENT(5, .type = NCCL_PROXY_OP, .parent = parent, .proxy = proxy);
-	abort();
+	IN_EVERY_VERSION(.type = NCCL_PROXY_OP, .parent = parent, .proxy = proxy);
 }
 
 static void *start_step(void *parent, int step)
 {
 	int kind = STEPS;
 
-	if EVENT(1, .type = NCCL_PROXY_STEP, .parent = parent, .step = step);
-	if EVENT(2, .type = NCCL_PROXY_STEP, .parent = parent, .step = step);
-	if EVENT(3, .type = NCCL_PROXY_STEP, .parent = parent, .step = step);
-	if EVENT(4, .type = NCCL_PROXY_STEP, .parent = parent, .step = step);
-	if EVENT(5, .type = NCCL_PROXY_STEP, .parent = parent, .step = step);
-	abort();
+	IN_EVERY_VERSION(.type = NCCL_PROXY_STEP, .parent = parent, .step = step);
 }
 
 static void pause_us(long us)

@@ -38,14 +38,7 @@ static inline long system_call(long number, long a, long b, long c, long d, long
 	return result;
 }
 
-/* A number that no two living threads share. */
-static inline u64 this_thread(void)
-{
-	u64 pointer;
-
-	__asm__ __volatile__("mov %%fs:0, %0" : "=r"(pointer));
-	return pointer;
-}
+#define THREAD_POINTER "mov %%fs:0, %0"
 
 static inline u64 ticks(void)
 {
@@ -69,13 +62,7 @@ static inline long system_call(long number, long a, long b, long c, long d, long
 	return x0;
 }
 
-static inline u64 this_thread(void)
-{
-	u64 pointer;
-
-	__asm__ __volatile__("mrs %0, tpidr_el0" : "=r"(pointer));
-	return pointer;
-}
+#define THREAD_POINTER "mrs %0, tpidr_el0"
 
 static inline u64 ticks(void)
 {
@@ -87,6 +74,15 @@ static inline u64 ticks(void)
 #else
 #error "the tap is written for x86_64 and aarch64"
 #endif
+
+/* A number that no two living threads share. */
+static inline u64 this_thread(void)
+{
+	u64 pointer;
+
+	__asm__ __volatile__(THREAD_POINTER : "=r"(pointer));
+	return pointer;
+}
 
 #define system_call0(number) system_call(number, 0, 0, 0, 0, 0, 0)
 #define system_call1(number, a) system_call(number, (long)(a), 0, 0, 0, 0, 0)
