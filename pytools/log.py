@@ -12,7 +12,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import IntEnum
 from typing import Final, TextIO
 
@@ -50,6 +50,19 @@ def text(what: str, fields: Mapping[str, object]) -> str:
     """
     parts = [_clean(what), *(f"{name}={_value(value)}" for name, value in fields.items() if value is not None)]
     return " ".join(parts)[:_LONGEST]
+
+
+def without_repeats(say: Callable[[str], None]) -> Callable[[str], None]:
+    """Like `say`, but a line that was the last one already is not said again."""
+    last = ""
+
+    def say_once(line: str) -> None:
+        nonlocal last
+        if line != last:
+            last = line
+            say(line)
+
+    return say_once
 
 
 class _ToStderr(logging.Handler):

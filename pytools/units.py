@@ -76,13 +76,7 @@ def duration_yaml(ns: int) -> str:
 
 
 def parse_rate(text: object) -> int:
-    """Bits per second in a rate such as `10mbit`.
-
-    Raises
-    ------
-    ValueError
-        If it is not a string of a number and a unit.
-    """
+    """Bits per second in a rate such as `10mbit`; a ValueError where `parse_duration` raises one."""
     return _parse(text, "rate", SCHEMA_RATE, RATE_UNITS)
 
 
@@ -100,13 +94,7 @@ def rate_yaml(bps: int) -> str:
 
 
 def parse_size(text: object) -> int:
-    """Bytes in a size such as `64MiB`.
-
-    Raises
-    ------
-    ValueError
-        If it is not a string of a number and a unit.
-    """
+    """Bytes in a size such as `64MiB`; a ValueError where `parse_duration` raises one."""
     return _parse(text, "size", _SIZE, SIZE_UNITS)
 
 

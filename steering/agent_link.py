@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
+from pytools import log
 from pytools.errors import SwerveError
 from pytools.ipc.bus import Client
 from pytools.signals import Act, AnySignal, PathState
@@ -42,14 +43,14 @@ class AgentLink:
         connected: Callable[[], None],
         say: Callable[[str], None],
     ) -> None:
-        self._path, self._kinds, self._received, self._connected, self._say = path, kinds, received, connected, say
+        self._path, self._kinds, self._received, self._connected = path, kinds, received, connected
+        self._say = log.without_repeats(say)
         self._selector: selectors.BaseSelector | None = None
         self._client: Client | None = None
         self._connect_ns = self._repeat_ns = 0
         self._told: dict[object, tuple[object, ...]] = {}
         self._waiting: deque[Act] = deque(maxlen=MOST_WAITING)  # the oldest go
         self._untold = 0  # acts that went so
-        self._last_said = ""
         self._missed = (0, 0)  # over earlier connections
 
     @property
@@ -70,9 +71,9 @@ class AgentLink:
         try:
             self._client = Client(self._path, self._kinds)
         except SwerveError as error:
-            self._say_once(f"waiting for the agent: {error}")
+            self._say(f"waiting for the agent: {error}")
             return
-        self._say_once("connected to the agent")
+        self._say("connected to the agent")
         self._told.clear()
         self._selector.register(self._client, selectors.EVENT_READ, self._readable)
         self._connected()
@@ -127,14 +128,9 @@ class AgentLink:
             self._received(signals)
 
     def _disconnect(self, error: SwerveError) -> None:
-        self._say_once(f"holding: {error}")
+        self._say(f"holding: {error}")
         self._missed = self.missed
         if self._client is not None and self._selector is not None:
             self._selector.unregister(self._client)
             self._client.close()
         self._client = None
-
-    def _say_once(self, text: str) -> None:
-        if text != self._last_said:
-            self._last_said = text
-            self._say(text)

@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 from support import ROOT
 
 from pytools.kernel.bpf.contract import constant
-from pytools.sources.rdma.table import CLOSED, FREE, LIVE, NO_QP, SeenBy
+from pytools.signals import Owner
+from pytools.sources.rdma.register import QueuePair
+from pytools.sources.rdma.table import CLOSED, FREE, LIVE, NO_QP, Columns, SeenBy, Table
 
 _HEADER = (ROOT / "bpf" / "swerve.h").read_text()
 _SCALARS = {"u64": "<u8", "u32": "<u4", "u16": "<u2", "u8": "u1"}
@@ -54,6 +56,20 @@ class FakeTable:
         """As the real ones: the slot may be used again."""
         self.freed.append(slot)
         self.records[slot] = np.zeros((), QP)
+
+
+def queue_pair(table: Table, columns: Columns, place: int, now_ns: int) -> QueuePair:
+    """What the agent takes a row for that it sees for the first time."""
+    return QueuePair(
+        table=table,
+        slot=int(columns.slots[place]),
+        created_ns=int(columns.created_ns[place]),
+        context=int(columns.context[place]),
+        tgid=int(columns.tgid[place]),
+        number=int(columns.qp_number[place]),
+        first_ns=now_ns,
+        owner=Owner(1000, "", "", ""),
+    )
 
 
 class Sender:

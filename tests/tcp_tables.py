@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pytools.errors import SwerveError
+from pytools.kernel.bpf.maps import update_each
 
 ADDRESS = np.dtype([("bytes", "u1", (16,))])
 KEY = np.dtype([("local", ADDRESS), ("remote", ADDRESS), ("local_port", "u2"), ("remote_port", "u2"), ("netns", "u4")])
@@ -93,13 +94,7 @@ class FakeMap:
         self.rows[raw] = np.asarray(value, self.value).tobytes()
 
     def update_many(self, keys: NDArray[Any], values: NDArray[Any]) -> int:
-        refused = 0
-        for key, value in zip(keys, values, strict=True):
-            try:
-                self.update(key, value)
-            except SwerveError:
-                refused += 1
-        return refused
+        return update_each(self.update, keys, values)
 
     def lookup_many(self, keys: NDArray[Any]) -> tuple[NDArray[np.bool_], NDArray[Any]]:
         raw = [self.rows.get(np.asarray(key, self.key).tobytes()) for key in keys]

@@ -53,13 +53,7 @@ class Base(NamedTuple):
 
 
 class BaseDelays(Growing):
-    """The base delay of each path and direction.
-
-    Parameters
-    ----------
-    window_ns : int
-        Over which minima are taken.
-    """
+    """The base delay of each path and direction, from minima over `window_ns`."""
 
     def __init__(self, window_ns: int) -> None:
         self.window_ns = window_ns

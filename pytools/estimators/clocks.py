@@ -16,7 +16,7 @@ from pytools.estimators.clock_steps import BLATANT_NS, consistent_since, impossi
 from pytools.estimators.corridor import Corridor, Floats, ceiling, corridor
 from pytools.estimators.delays import DRIFT_PPM, STAMP_BOUND_NS
 from pytools.estimators.lower_edges import LowerEdges, lower_edges
-from pytools.estimators.offsets import SIGMAS, WANDER_PPB_PER_S, WANDER_SIGMAS
+from pytools.estimators.offsets import SIGMAS, WANDER_PPB_PER_S, WANDER_SIGMAS, Line
 from pytools.estimators.pairs import Probes, joined, sift, with_singles
 from pytools.estimators.windows import Times
 
@@ -36,15 +36,9 @@ Singles = tuple[Times, Times, Times, Times]  # forward_at, forward, reverse_at, 
 
 
 @dataclass(frozen=True)
-class EdgeFit:
+class EdgeFit(Line):
     """The peer's clock minus ours: `offset_ns` when ours reads `epoch_ns`, growing by `drift_ppb` ns a second."""
 
-    epoch_ns: int  # of our clock: where offset and drift are known independently of each other
-    offset_ns: int
-    drift_ppb: float
-    sigma_ns: float  # standard deviation of the offset at the epoch, by statistics alone: what its weight rests on
-    drift_sigma_ppb: float
-    bound_ns: int  # of the offset at the epoch: statistics and the stated allowance for asymmetry
     hard_low_ns: int  # the offset at the epoch lies between these as long as no delay is negative
     hard_high_ns: int
     round_trip_min_ns: int

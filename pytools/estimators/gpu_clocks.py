@@ -122,13 +122,5 @@ def between(pings: Pings, slack_ns: int) -> tuple[int, float, int]:
 
 
 def offset(fit: EdgeFit) -> Offset:
-    return Offset(
-        fit.epoch_ns,
-        fit.offset_ns,
-        fit.drift_ppb,
-        fit.sigma_ns,
-        fit.drift_sigma_ppb,
-        fit.bound_ns,
-        max(fit.hard_high_ns - fit.offset_ns, fit.offset_ns - fit.hard_low_ns),
-        wander_ppb_per_s=fit.wander_ppb_per_s,
-    )
+    hard_ns = max(fit.hard_high_ns - fit.offset_ns, fit.offset_ns - fit.hard_low_ns)
+    return Offset(**fit.line, hard_bound_ns=hard_ns, wander_ppb_per_s=fit.wander_ppb_per_s)

@@ -6,8 +6,8 @@ Offset of the peer = its clock minus ours. The line is good near its epoch; `age
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import Final
+from dataclasses import dataclass, fields, replace
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,19 +27,29 @@ FREE_BOUND_NS: Final = 1_000_000  # a line that is good to no more than this say
 
 
 @dataclass(frozen=True)
-class Offset:
-    """A peer's clock minus ours: `offset_ns` when ours read `epoch_ns`, growing by `drift_ppb` per second of ours.
+class Line:
+    """A clock minus another: `offset_ns` at the epoch, growing by `drift_ppb` ns a second."""
 
-    `bound_ns` rests on statistics and the stated allowance for asymmetry, `hard_bound_ns` on no assumption but that no
-    packet arrives before it was sent.
-    """
-
-    epoch_ns: int
+    epoch_ns: int  # where offset and drift are known independently of each other
     offset_ns: int
     drift_ppb: float
-    sigma_ns: float
+    sigma_ns: float  # standard deviation of the offset at the epoch, by statistics alone: what its weight rests on
     drift_sigma_ppb: float
-    bound_ns: int
+    bound_ns: int  # of the offset at the epoch: statistics and the stated allowance for asymmetry
+
+    @property
+    def line(self) -> dict[str, Any]:
+        """These figures by name, as the records of clocks have them."""
+        return {figure.name: getattr(self, figure.name) for figure in fields(Line)}
+
+
+@dataclass(frozen=True)
+class Offset(Line):
+    """A peer's clock minus ours: `offset_ns` when ours read `epoch_ns`, growing by `drift_ppb` per second of ours.
+
+    `hard_bound_ns` rests on no assumption but that no packet arrives before it was sent.
+    """
+
     hard_bound_ns: int
     state: ClockState = "synchronised"
     wander_ppb_per_s: float = WANDER_PPB_PER_S  # as estimated: the drift changes no faster

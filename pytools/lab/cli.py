@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -35,6 +36,11 @@ _json = click.option("-j", "--json", "as_json", is_flag=True, help="Print one JS
 @click.group(epilog="Example: swerve lab up --hosts 4 --rails 2")
 def lab() -> None:
     """Run a leaf-spine fabric in network namespaces."""
+
+
+def _on_rail(epilog: str) -> Callable[[Callable[..., None]], click.Command]:
+    """A command that acts on a rail of a lab."""
+    return lambda function: lab.command(epilog=epilog)(_name(_rail(function)))
 
 
 @lab.command(epilog="Example: swerve lab up --hosts 4 --rails 2")
@@ -82,9 +88,7 @@ def up(
     _print(made.show(), as_json)
 
 
-@lab.command(epilog="Example: swerve lab congest --rail 1 --rate 10mbit")
-@_name
-@_rail
+@_on_rail("Example: swerve lab congest --rail 1 --rate 10mbit")
 @click.option("--rate", help="Limit the rate, like 10mbit.")
 @click.option("--queue", "queue_bytes", type=int, help="Limit the queue, in bytes.")
 @click.option("--load", help="Send competing traffic at this rate instead, like 90mbit.")
@@ -109,9 +113,7 @@ def congest(
         lab.load(rail, load, toward, inner)
 
 
-@lab.command(epilog="Example: swerve lab blackhole --rail 1")
-@_name
-@_rail
+@_on_rail("Example: swerve lab blackhole --rail 1")
 @click.option("--direction", help="Drop packets from one host to another only, like h1:h2.")
 @_inner
 def blackhole(name: str, rail: int, direction: str | None, inner: int | None) -> None:
@@ -119,9 +121,7 @@ def blackhole(name: str, rail: int, direction: str | None, inner: int | None) ->
     fabric.Lab.open(name).blackhole(rail, None if direction is None else direction_of(direction), inner)
 
 
-@lab.command(epilog="Example: swerve lab delay --rail 1 --direction h1:h2 --us 500")
-@_name
-@_rail
+@_on_rail("Example: swerve lab delay --rail 1 --direction h1:h2 --us 500")
 @click.option("--direction", required=True, help="Delay packets from one host to another, like h1:h2.")
 @click.option("--us", "extra_us", type=float, required=True, help="Delay by this many microseconds.")
 def delay(name: str, rail: int, direction: str, extra_us: float) -> None:
@@ -130,9 +130,7 @@ def delay(name: str, rail: int, direction: str, extra_us: float) -> None:
     fabric.Lab.open(name).delay(rail, source, destination, extra_us)
 
 
-@lab.command(epilog="Example: swerve lab bursts --rail 1 --share 0.4")
-@_name
-@_rail
+@_on_rail("Example: swerve lab bursts --rail 1 --share 0.4")
 @click.option("--share", type=float, required=True, help="Fill this mean share of each port's rate, like 0.4.")
 @click.option("--seed", type=int, default=1, show_default=True, help="Draw the bursts from this seed.")
 def bursts(name: str, rail: int, share: float, seed: int) -> None:
@@ -140,9 +138,7 @@ def bursts(name: str, rail: int, share: float, seed: int) -> None:
     fabric.Lab.open(name).bursts(rail, share, seed)
 
 
-@lab.command(epilog="Example: swerve lab mark --rail 1 --every 10")
-@_name
-@_rail
+@_on_rail("Example: swerve lab mark --rail 1 --every 10")
 @click.option("--every", type=int, default=1, show_default=True, help="Mark every Nth ECN-capable packet.")
 @_toward
 def mark(name: str, rail: int, every: int, toward: int | None) -> None:
@@ -150,9 +146,7 @@ def mark(name: str, rail: int, every: int, toward: int | None) -> None:
     fabric.Lab.open(name).mark(rail, every, toward)
 
 
-@lab.command(epilog="Example: swerve lab mtu --rail 1 --bytes 1400")
-@_name
-@_rail
+@_on_rail("Example: swerve lab mtu --rail 1 --bytes 1400")
 @click.option("--bytes", "mtu_bytes", type=int, required=True, help="Forward IP packets up to this size, like 1400.")
 @click.option("--silent", is_flag=True, help="Drop longer packets without an ICMP message.")
 @_toward
@@ -161,9 +155,7 @@ def mtu(name: str, rail: int, mtu_bytes: int, silent: bool, toward: int | None) 
     fabric.Lab.open(name).mtu(rail, mtu_bytes, silent, toward)
 
 
-@lab.command(epilog="Example: swerve lab lose --rail 1 --share 0.2")
-@_name
-@_rail
+@_on_rail("Example: swerve lab lose --rail 1 --share 0.2")
 @click.option("--share", type=float, required=True, help="Drop this share of packets, like 0.2.")
 @_toward
 def lose(name: str, rail: int, share: float, toward: int | None) -> None:
@@ -171,9 +163,7 @@ def lose(name: str, rail: int, share: float, toward: int | None) -> None:
     fabric.Lab.open(name).lose(rail, share, toward)
 
 
-@lab.command(epilog="Example: swerve lab cut --rail 1 --host h1 --carrier")
-@_name
-@_rail
+@_on_rail("Example: swerve lab cut --rail 1 --host h1 --carrier")
 @click.option("--host", callback=_host, help="Cut the cable to this host only, like h1.")
 @click.option("--carrier", is_flag=True, help="Take the carrier down at both ends as well.")
 def cut(name: str, rail: int, host: int | None, carrier: bool) -> None:

@@ -9,7 +9,7 @@ One module a concern; import the names from here.
 
 from __future__ import annotations
 
-from pytools.signals.base import SCHEMA_VERSION, ClockState, Owner, Path, Quantiles, Signal, nexthop_name
+from pytools.signals.base import SCHEMA_VERSION, ClockState, Owner, Path, Quantiles, Signal, header, nexthop_name
 from pytools.signals.clocks import Clock, ClockEdge, Collocated, Collocation
 from pytools.signals.codec import UNREADABLE, AnySignal, decode, encode
 from pytools.signals.delays import (
@@ -38,7 +38,7 @@ from pytools.signals.jobs import (
     JobVerdictWord,
     RasState,
 )
-from pytools.signals.links import BondPort, Link, LinkCounters, LinkEvent, PathEcn, PathMtu, Pause, Qdisc
+from pytools.signals.links import BondPort, Link, LinkCounters, LinkEvent, LinkEventKind, PathEcn, PathMtu, Pause, Qdisc
 from pytools.signals.rdma import (
     Bandwidth,
     RdmaBackup,

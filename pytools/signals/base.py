@@ -5,7 +5,8 @@ The other modules of this package import this one; it imports none of them.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import time
+from typing import Annotated, Literal, TypedDict
 
 import msgspec
 
@@ -60,3 +61,16 @@ class Signal(msgspec.Struct, frozen=True, kw_only=True, gc=False):  # refers to 
     at_ns: int
     unix_ns: int
     schema: Annotated[int, msgspec.Meta(le=SCHEMA_VERSION)] = SCHEMA_VERSION  # a later one may mean something else
+
+
+class Header(TypedDict):
+    """What every `Signal` begins with."""
+
+    host: str
+    at_ns: int
+    unix_ns: int
+
+
+def header(host: str, at_ns: int) -> Header:
+    """The header of a signal that is made now; `at_ns` is what it is about."""
+    return {"host": host, "at_ns": at_ns, "unix_ns": time.time_ns()}

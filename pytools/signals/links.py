@@ -89,6 +89,27 @@ class Link(Signal, frozen=True, kw_only=True, tag="link"):
     driver: dict[str, int]  # `ethtool` statistics of errors that are not zero, by the driver's names
 
 
+LinkEventKind = Literal[
+    "carrier_lost",
+    "carrier_found",
+    "flap",
+    "queue_full",
+    "neighbour_failed",
+    "neighbour_reachable",
+    "mtu_changed",
+    "mtu_mismatch",
+    "mtu_agrees",
+    "ce_marked",
+    "pause_storm",
+    "gid_changed",
+    "port_down",
+    "port_up",
+    "bond_port_lost",
+    "bond_port_found",
+    "removed",
+]
+
+
 class LinkEvent(Signal, frozen=True, kw_only=True, tag="link_event"):
     """An event of an interface, or of a path over it.
 
@@ -98,25 +119,7 @@ class LinkEvent(Signal, frozen=True, kw_only=True, tag="link_event"):
     interface: str  # affected
     paths: list[Path]  # affected
     # the event
-    what: Literal[
-        "carrier_lost",
-        "carrier_found",
-        "flap",
-        "queue_full",
-        "neighbour_failed",
-        "neighbour_reachable",
-        "mtu_changed",
-        "mtu_mismatch",
-        "mtu_agrees",
-        "ce_marked",
-        "pause_storm",
-        "gid_changed",
-        "port_down",
-        "port_up",
-        "bond_port_lost",
-        "bond_port_found",
-        "removed",
-    ]
+    what: LinkEventKind
     happened_ns: int  # CLOCK_MONOTONIC
     detail: str  # a sentence for people
     values: dict[str, int]  # its numbers by name

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pytools.errors import CapabilityError
 from pytools.ipc.bus import Bus
 from pytools.kernel.bpf import syscall
-from pytools.signals import ProgramCost, Self
+from pytools.signals import ProgramCost, Self, header
 from pytools.sources.source import Source
 
 _INTERVAL_NS = 1_000_000_000
@@ -82,9 +82,7 @@ class CostSource(Source):
         self._before = (now_ns, cpu_s, wire_bytes)
         window_ns = max(now_ns - before_ns, 1)
         return Self(
-            host=self._host,
-            at_ns=now_ns,
-            unix_ns=time.time_ns(),
+            **header(self._host, now_ns),
             cpu_share=(cpu_s - before_cpu_s) * 1e9 / window_ns,
             window_ns=window_ns,
             resident_bytes=resident_bytes() + self._pacer()[1],

@@ -8,7 +8,6 @@ the agent's thread; times are CLOCK_MONOTONIC nanoseconds.
 from __future__ import annotations
 
 import socket
-import time
 from collections.abc import Sequence
 
 from pytools.ipc.bus import Bus
@@ -16,7 +15,7 @@ from pytools.kernel.netlink.nexthops import Nexthop
 from pytools.kernel.netlink.nexthops import NexthopGroup as KernelGroup
 from pytools.kernel.netlink.routing import Netlink
 from pytools.kernel.netlink.socket import NetlinkError
-from pytools.signals import GroupMember, NexthopGroup
+from pytools.signals import GroupMember, NexthopGroup, header
 from pytools.sources.source import Source
 
 _INTERVAL_NS = 1_000_000_000
@@ -84,9 +83,7 @@ class NexthopSource(Source):
         self, group: KernelGroup, destinations: list[str], members: list[GroupMember], now_ns: int
     ) -> NexthopGroup:
         return NexthopGroup(
-            host=self._host,
-            at_ns=now_ns,
-            unix_ns=time.time_ns(),
+            **header(self._host, now_ns),
             group_id=group.id,
             destinations=destinations,
             members=members,

@@ -9,7 +9,6 @@ docs/links.md says how and why. Times are CLOCK_MONOTONIC nanoseconds. One threa
 from __future__ import annotations
 
 import errno
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
@@ -19,7 +18,7 @@ from pytools.errors import SwerveError
 from pytools.estimators import packet_sizes
 from pytools.estimators.packet_sizes import Shot, Sizes
 from pytools.ipc.bus import Bus
-from pytools.signals import LinkEvent, PathMtu
+from pytools.signals import LinkEvent, PathMtu, header
 from pytools.sources.probing.paths import PinnedPath
 from pytools.sources.probing.size_probes import LARGEST, SMALLEST, SizeProbes, Told
 from pytools.sources.source import RELAXED_NS, Source, next_beat
@@ -296,9 +295,7 @@ class PathMtuSource(Source):
             values |= {"forward_fails": int(sizes.narrow == "forward"), "reverse_fails": int(sizes.narrow == "reverse")}
         self._bus.publish(
             LinkEvent(
-                host=self._config.host,
-                at_ns=now_ns,
-                unix_ns=time.time_ns(),
+                **header(self._config.host, now_ns),
                 interface=path.interface,
                 paths=[path],
                 what="mtu_mismatch" if sizes.verdict == "mismatch" else "mtu_agrees",
@@ -312,9 +309,7 @@ class PathMtuSource(Source):
         sizes = watched.sizes
         self._bus.publish(
             PathMtu(
-                host=self._config.host,
-                at_ns=now_ns,
-                unix_ns=time.time_ns(),
+                **header(self._config.host, now_ns),
                 path=watched.pinned.path,
                 interface_mtu_bytes=watched.mtu_bytes,
                 works_bytes=sizes.works,

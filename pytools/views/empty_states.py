@@ -2,11 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Final
+
 from pytools import directories
 from pytools.signals import Clock, ClockEdge, PathDelay, RdmaSight
 from pytools.views.model import Model
 
 _WINDOW = "a first result takes a window (clocks.window, 2 s by default) after the agents at both ends have started"
+
+
+def _fixed(text: str, page: str = "") -> Callable[[Model], str]:
+    """What is said whatever is known; `{page}` is where that page of the documents is."""
+    return lambda model: f"{model.host}: {text.replace('{page}', directories.page(page))}"
+
+
+no_app_delays: Final = _fixed(
+    "no application packet was timed at both ends: it takes TCP or UDP traffic from here to a peer, samples.enabled at "
+    "both ends, and agents that talk to each other (bus.key_file; {page})",
+    "config.md",
+)
+no_ways: Final = _fixed(
+    "no path is known to have several ways: either none has more than one router or leaves by a balanced bond, or the "
+    "search is not done yet, or probe.sweep_per_s is 0 ({page})",
+    "probes.md",
+)
+no_jobs: Final = _fixed(
+    "no process here is a rank of a job by its environment: started by torchrun, Slurm or MPI ({page}); an agent "
+    "without CAP_SYS_PTRACE does not see other users' processes",
+    "jobs.md",
+)
+no_gpus: Final = _fixed(
+    "no GPU is known: NVIDIA's driver is not loaded, `gpu.enabled` is false, or NVML has not answered yet; "
+    "`swerve self` and `swerve doctor` say what failed ({page})",
+    "gpu.md",
+)
+no_drops: Final = _fixed("nothing is known of packets that the kernel drops; `swerve doctor` says what it takes")
 
 
 def no_clocks(model: Model) -> str:
@@ -55,23 +86,6 @@ def no_collocation(model: Model) -> str:
     return no_clocks(model)
 
 
-def no_app_delays(model: Model) -> str:
-    """Why no application packet was timed."""
-    return (
-        f"{model.host}: no application packet was timed at both ends: it takes TCP or UDP traffic from here to a peer, "
-        "samples.enabled at both ends, and agents that talk to each other "
-        f"(bus.key_file; {directories.page('config.md')})"
-    )
-
-
-def no_ways(model: Model) -> str:
-    """Why no way behind a first hop is known."""
-    return (
-        f"{model.host}: no path is known to have several ways: either none has more than one router or leaves by a "
-        f"balanced bond, or the search is not done yet, or probe.sweep_per_s is 0 ({directories.page('probes.md')})"
-    )
-
-
 def no_rdma(model: Model) -> str:
     """Why nothing of RDMA is seen on this host; empty where it is."""
     sight = model.one(RdmaSight)
@@ -91,27 +105,6 @@ def no_queue_pairs(model: Model) -> str:
         f"{model.host}: no queue pair has posted anything while this looked{seen}; a program that posts a lot is best "
         "started with `swerve rdma tap -- COMMAND`"
     )
-
-
-def no_jobs(model: Model) -> str:
-    """Why no job is known."""
-    return (
-        f"{model.host}: no process here is a rank of a job by its environment: started by torchrun, Slurm or MPI "
-        f"({directories.page('jobs.md')}); an agent without CAP_SYS_PTRACE does not see other users' processes"
-    )
-
-
-def no_gpus(model: Model) -> str:
-    """Why no GPU is known."""
-    return (
-        f"{model.host}: no GPU is known: NVIDIA's driver is not loaded, `gpu.enabled` is false, or NVML has not "
-        f"answered yet; `swerve self` and `swerve doctor` say what failed ({directories.page('gpu.md')})"
-    )
-
-
-def no_drops(model: Model) -> str:
-    """Why nothing is known of packets that the kernel drops."""
-    return f"{model.host}: nothing is known of packets that the kernel drops; `swerve doctor` says what it takes"
 
 
 def no_links(model: Model) -> str:

@@ -12,7 +12,7 @@ from typing import Final
 
 from pytools.errors import SwerveError
 from pytools.kernel.netlink.routing import Netlink
-from pytools.signals import AnySignal, HoldState, Path
+from pytools.signals import AnySignal, HoldState, Path, header
 from steering.acting import messages
 from steering.acting.flows import FlowActing
 from steering.actuators.holds import Holding, Holds
@@ -138,9 +138,7 @@ class HoldActing:
 
     def _state(self, hold: Hold, holding: Holding | None, why_not: str, now: int) -> HoldState:
         return HoldState(
-            host=self._output.host,
-            at_ns=now,
-            unix_ns=time.time_ns(),
+            **header(self._output.host, now),
             path=hold.path,
             threshold_ns=hold.limits.threshold_ns,
             longest_ns=hold.limits.longest_ns,

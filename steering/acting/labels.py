@@ -27,17 +27,7 @@ _NAME: Final = "hidden ways"
 
 
 class LabelActing(Closing):
-    """Carries out what is wanted of live connections, or says what would be done.
-
-    Parameters
-    ----------
-    policy : Policy
-        The policy; without `labels` in it nothing is done.
-    apply : bool
-        Else nothing is sent, and nothing changed.
-    flows : FlowActing
-        Has the kernel's part.
-    """
+    """Carries out what the policy's `labels` want of live connections; without `apply` only says what it would do."""
 
     def __init__(self, policy: Policy, apply: bool, flows: FlowActing, output: messages.Output) -> None:
         self._wanted, self._apply, self._kernel, self._output = policy.labels, apply, flows, output

@@ -16,7 +16,7 @@ import msgspec
 from pytools import directories
 from pytools.errors import SwerveError
 from pytools.ipc.client import Client
-from pytools.signals import Act, nexthop_name
+from pytools.signals import Act, header, nexthop_name
 from steering.acting.rollback import Undone
 from steering.plan import BondAct, Change, Group, Hold, Target, kind_of, title
 
@@ -72,9 +72,7 @@ def _made(
     """An act; decided now unless that was earlier, under a new name unless it has one."""
     now = time.monotonic_ns() if at_ns is None else at_ns
     return Act(
-        host=host,
-        at_ns=now,
-        unix_ns=time.time_ns(),
+        **header(host, now),
         act_id=name or act_id(named),
         what=what,
         because=f"{because}; failed: {failure}" if failure else because,

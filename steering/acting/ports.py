@@ -26,15 +26,7 @@ from steering.policy.model import Policy
 
 
 class PortActing(Closing):
-    """Carries out what is wanted of new connections, or says what would be done.
-
-    Parameters
-    ----------
-    policy : Policy
-        The policy; without `ports` in it nothing is done.
-    apply : bool
-        Else nothing is sent, and nothing changed.
-    """
+    """Carries out what the policy's `ports` want of new connections; without `apply` only says what it would do."""
 
     def __init__(self, policy: Policy, apply: bool, output: messages.Output) -> None:
         self._wanted, self._apply, self._output = policy.ports, apply, output

@@ -18,15 +18,7 @@ RETRY_NS: Final = 1_000_000_000  # each attempt that fails has the whole overlay
 
 
 class RtoMinActing:
-    """Puts our routes in force for their minimum RTO, or says that it would.
-
-    Parameters
-    ----------
-    engine : Engine
-        Knows whether there are routes of ours.
-    output : Output
-        Takes acts.
-    """
+    """Puts our routes in force for their minimum RTO, or says that it would."""
 
     def __init__(self, apply: bool, engine: Engine, overlay: Overlay, output: messages.Output) -> None:
         self._apply, self._engine, self._overlay, self._output = apply, engine, overlay, output

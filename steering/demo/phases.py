@@ -47,15 +47,7 @@ class Phase(msgspec.Struct, frozen=True):
 
 
 class Stage:
-    """A lab with traffic and an observer, on which phases are played.
-
-    Parameters
-    ----------
-    rate_bit_s : int
-        Load that each host offers to the next.
-    threshold_ns : int
-        Queueing delay above which the policy calls a path bad.
-    """
+    """A lab with traffic and an observer: each host offers `rate_bit_s` to the next."""
 
     def __init__(self, lab: Lab, observer: Observer, rate_bit_s: int, threshold_ns: int) -> None:
         self.lab, self.observer = lab, observer

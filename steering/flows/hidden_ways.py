@@ -6,8 +6,7 @@ router at the hop where ways differ. Times are CLOCK_MONOTONIC nanoseconds.
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -18,14 +17,6 @@ from steering.policy.scope import inside
 
 LASTS_NS: Final = 15 * SECOND  # ways are told every 5 s
 _BEST_FIRST: Final = ("healthy", "unmeasured", "slow", "lossy", "dead")
-
-
-class News(enum.Enum):
-    """What a signal has changed."""
-
-    NONE = enum.auto()
-    STATE = enum.auto()
-    WAYS = enum.auto()  # another path, or another hop: what was learnt of them is void
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,21 +58,20 @@ class Ways:
         self.fans: dict[str, Fan] = {}  # by address
         self._several: dict[str, int] = {}  # addresses that several paths lead to, and when that was last told
 
-    def take(self, signal: PathWay, now: int) -> News:
-        """Digest what is told of a way."""
+    def take(self, signal: PathWay, now: int, void: Callable[[str], None]) -> bool:
+        """Digest a report of a way; whether it is news. `void` gets the address whose path, or hop, has changed."""
         address, path = signal.path.address, signal.path
         if (":" in address) != self._is_ipv6 or not inside(address, self._managed):
-            return News.NONE
+            return False
         fan = self.fans.get(address)
         if fan is not None and fan.path != path and now - _told(fan) <= LASTS_NS:
             self._several[address] = now
-            return News.NONE
+            return False
         if not signal.router or signal.differs_at is None:
-            return News.NONE
-        news = News.NONE
+            return False
         if fan is None or fan.path != path or fan.distance != signal.differs_at:
             fan = self.fans[address] = Fan(path, signal.differs_at, avoided=fan.avoided if fan else frozenset())
-            news = News.WAYS
+            void(address)
         fan.states[signal.router, signal.lower] = signal.state, now
         # A probe says its router, not by which port of a bond it left: a router is as good as by the best of these.
         of_lowers = [
@@ -91,11 +81,9 @@ class Ways:
         ]
         state = min(of_lowers, key=_BEST_FIRST.index)
         before = fan.ways.get(signal.router)
-        if news is News.NONE and (before is None or before.state != state):
-            news = News.STATE
         bad_ns = now if state in self._wanted.avoid else before.bad_ns if before else 0
         fan.ways[signal.router] = Way(state, now, bad_ns)
-        return news
+        return before is None or before.state != state
 
     def served(self, address: str, now: int) -> Fan | None:
         """The ways to an address, if there is a choice among them."""

@@ -17,7 +17,7 @@ from typing import Final
 
 from pytools.signals import PathWay, Signal, TcpFlow
 from pytools.units import SECOND
-from steering.flows.hidden_ways import Fan, News, WayAct, Ways
+from steering.flows.hidden_ways import Fan, WayAct, Ways
 from steering.flows.rates import FORGOTTEN_NS, OVER, key_of
 from steering.plan import FlowKey
 from steering.policy.actions import Labels
@@ -79,17 +79,7 @@ class _Known:
 
 
 class LabelEngine:
-    """All connections under one policy.
-
-    Parameters
-    ----------
-    wanted : Labels
-        The policy's part about them.
-    managed : tuple of str
-        Prefixes that may be steered.
-    learns : bool
-        Whether what is asked for is sent; else acts are told without any connection.
-    """
+    """All connections under one policy; without `learns` nothing is sent, and acts name no connection."""
 
     def __init__(self, wanted: Labels, managed: tuple[str, ...], draw: Callable[[], int], learns: bool = True) -> None:
         self._draw, self._learns = draw, learns
@@ -104,10 +94,7 @@ class LabelEngine:
 
     def take(self, signal: Signal, now: int) -> None:
         if isinstance(signal, PathWay):
-            news = self._ways.take(signal, now)
-            if news is News.WAYS:
-                self._void(signal.path.address)
-            if news is not News.NONE:
+            if self._ways.take(signal, now, self._void):
                 self._decide_ns = now
         elif isinstance(signal, TcpFlow) and signal.remote in self._ways.fans and not signal.namespace:
             self._take_flow(signal, now)

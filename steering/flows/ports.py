@@ -15,7 +15,7 @@ from typing import Final
 
 from pytools.signals import PathWay, Signal, TcpFlow
 from pytools.units import SECOND
-from steering.flows.hidden_ways import Fan, News, WayAct, Ways
+from steering.flows.hidden_ways import Fan, WayAct, Ways
 from steering.plan import Peer
 from steering.policy.actions import Ports
 
@@ -55,18 +55,9 @@ class _Known:
 
 
 class PortEngine:
-    """All destinations under one policy.
+    """All destinations under one policy; without `learns` nothing is sent, and acts name no port.
 
-    Parameters
-    ----------
-    wanted : Ports
-        The policy's part about ports.
-    managed : tuple of str
-        Prefixes that may be steered.
-    draw : callable
-        A local port that the kernel may use for a connection.
-    learns : bool
-        Whether what is asked for is sent; else acts are told without any port.
+    `draw` gives a local port that the kernel may use for a connection.
     """
 
     def __init__(self, wanted: Ports, managed: tuple[str, ...], draw: Callable[[], int], learns: bool = True) -> None:
@@ -83,10 +74,7 @@ class PortEngine:
 
     def take(self, signal: Signal, now: int) -> None:
         if isinstance(signal, PathWay):
-            news = self.ways.take(signal, now)
-            if news is News.WAYS:
-                self._void(signal.path.address)
-            if news is not News.NONE:
+            if self.ways.take(signal, now, self._void):
                 self._decide_ns = now
         elif isinstance(signal, TcpFlow) and signal.remote in self.ways.fans and signal.segments_in:  # no SYN of ours
             self._take_flow(signal, now)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Annotated, Final, Literal, TypeAlias
 
-from pydantic import ConfigDict, Field, StrictBool, ValidationInfo, field_validator
+from pydantic import ConfigDict, Field, StrictBool, field_validator
 
-from pytools.units import SECOND, duration_text
+from pytools.units import SECOND
 from steering.policy.base import (
     Count,
     Duration,
@@ -22,6 +22,7 @@ from steering.policy.base import (
     ShareBelowOne,
     Some,
     Within,
+    at_least,
     bad,
 )
 from steering.policy.hooks import HookName
@@ -225,13 +226,7 @@ class Return(Model):
         description="how many clear measurements (of silence: probes answered) in a row before its first step",
     )
 
-    @field_validator("max_dwell")
-    @classmethod
-    def _cap_above_dwell(cls, cap: int, info: ValidationInfo) -> int:
-        dwell = info.data.get("dwell")
-        if dwell is not None and cap < dwell:
-            raise bad(f"at least dwell ({duration_text(dwell)})")
-        return cap
+    _cap_above_dwell = field_validator("max_dwell")(at_least("dwell"))
 
     @field_validator("steps")
     @classmethod

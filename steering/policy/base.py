@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
@@ -13,11 +14,12 @@ from pydantic import (
     Field,
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
+    ValidationInfo,
     WithJsonSchema,
 )
 from pydantic_core import PydanticCustomError, core_schema
 
-from pytools.units import SCHEMA_DURATION, SCHEMA_RATE, duration_yaml, parse_duration, parse_rate
+from pytools.units import SCHEMA_DURATION, SCHEMA_RATE, duration_text, duration_yaml, parse_duration, parse_rate
 
 
 class Model(BaseModel):
@@ -29,6 +31,18 @@ class Model(BaseModel):
 def bad(expected: str, at: tuple[str | int, ...] = ()) -> PydanticCustomError:
     """A value that parses but makes no sense; `at` is where, seen from the model that found it."""
     return PydanticCustomError("policy", "{expected}", {"expected": expected, "at": list(at)})
+
+
+def at_least(other: str) -> Callable[[int, ValidationInfo], int]:
+    """A validator of a duration: no shorter than the field `other`, which the model has before it."""
+
+    def checked(value: int, info: ValidationInfo) -> int:
+        least = info.data.get(other)
+        if least is not None and value < least:
+            raise bad(f"at least {other} ({duration_text(least)})")
+        return value
+
+    return checked
 
 
 @dataclass(frozen=True, slots=True)

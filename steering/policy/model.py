@@ -11,7 +11,7 @@ from typing import Annotated, Final, Literal
 from pydantic import BeforeValidator, ConfigDict, Field, field_validator
 from pydantic_core.core_schema import ValidationInfo
 
-from pytools.units import MS, SECOND, duration_text
+from pytools.units import MS, SECOND
 from steering.policy.actions import FLOW_KINDS, Bonds, Labels, Ports, Return, Then
 from steering.policy.base import (
     Address,
@@ -24,6 +24,7 @@ from steering.policy.base import (
     ShareAboveZero,
     Some,
     Within,
+    at_least,
     bad,
 )
 from steering.policy.conditions import Condition, leaves
@@ -131,13 +132,7 @@ class Safety(Model):
     herd: Herd = Field(default_factory=Herd)
     max_moves_per_flow: Moves = Field(default_factory=Moves)
 
-    @field_validator("baseline_after")
-    @classmethod
-    def _baseline_after_stale(cls, baseline: int, info: ValidationInfo) -> int:
-        stale = info.data.get("stale_after")
-        if stale is not None and baseline < stale:
-            raise bad(f"at least stale_after ({duration_text(stale)})")
-        return baseline
+    _baseline_after_stale = field_validator("baseline_after")(at_least("stale_after"))
 
 
 class Rule(Model):

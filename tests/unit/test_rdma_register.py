@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from qp_rows import FakeTable, Sender
+from qp_rows import FakeTable, Sender, queue_pair
 
-from pytools.signals import Owner
 from pytools.sources.rdma import table as tables
-from pytools.sources.rdma.register import QueuePair, Register
+from pytools.sources.rdma.register import Register
 from pytools.sources.rdma.table import Columns, Rows
 
 NOW_NS = 10**15
@@ -38,21 +37,7 @@ def look(register: Register, table: FakeTable) -> tuple[Columns, Rows]:
 def take(register: Register, table: FakeTable) -> list[int]:
     """A row for each queue pair of a table that can have one."""
     columns, worth = look(register, table)
-    rows = (
-        register.add(
-            QueuePair(
-                table=table,
-                slot=int(columns.slots[place]),
-                created_ns=int(columns.created_ns[place]),
-                context=int(columns.context[place]),
-                tgid=int(columns.tgid[place]),
-                number=int(columns.qp_number[place]),
-                first_ns=NOW_NS,
-                owner=Owner(1000, "", "", ""),
-            )
-        )
-        for place in worth.tolist()
-    )
+    rows = (register.add(queue_pair(table, columns, place, NOW_NS)) for place in worth.tolist())
     return [row for row in rows if row is not None]
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from qp_rows import FakeTable, Sender
+from qp_rows import FakeTable, Sender, queue_pair
 
 from pytools.config import Rdma
-from pytools.signals import Owner
 from pytools.sources.rdma import table as tables
 from pytools.sources.rdma.receivers import NotReady
 from pytools.sources.rdma.register import QueuePair, Register
@@ -50,16 +49,8 @@ class World:
         monkeypatch.setattr(tables, "read", counted)
 
     def describe(self, table: Table, slot: int, columns: Columns, place: int, now_ns: int) -> QueuePair:
-        return QueuePair(
-            table=table,
-            slot=slot,
-            created_ns=int(columns.created_ns[place]),
-            context=int(columns.context[place]),
-            tgid=int(columns.tgid[place]),
-            number=int(columns.qp_number[place]),
-            first_ns=now_ns,
-            owner=Owner(1000, "", "", ""),
-        )
+        assert slot == columns.slots[place]
+        return queue_pair(table, columns, place, now_ns)
 
     def second(self, *present: FakeTable) -> int:
         """How many rows a second of readings reads."""

@@ -16,7 +16,7 @@ from packets import mapped
 
 from pytools.config import AgentConfig, Peer, Samples
 from pytools.estimators.offsets import Offset
-from pytools.ipc.bus import Bus
+from pytools.ipc.bus import Bus, Subscription
 from pytools.signals import AppDelay, Path
 from pytools.sources.interfaces import Interfaces
 from pytools.sources.samples import batches as wire
@@ -352,8 +352,7 @@ def test_hosts_that_nobody_asks_sample_nothing() -> None:
 
 
 def test_the_sender_samples_what_it_sends_and_the_receiver_what_it_receives_for_as_long_as_it_is_wanted() -> None:
-    world = World(shared=True)
-    subscription = world.buses["a"].subscribe(frozenset({"app_delay"}))
+    world, subscription = listening()
     world.run(3, lambda n: world.send(n << 20))
     asked = {name: kernel.maps["sample_settings"].entries[0][0] for name, kernel in world.kernels.items()}
     assert asked == {"a": EGRESS, "b": INGRESS}
@@ -401,8 +400,7 @@ def test_the_peers_clock_is_taken_out(offset_ns: int, drift_ppb: int, delay_ns: 
 
 def test_a_turn_that_began_before_its_batches_joins_them() -> None:
     """An agent that waits for a processor reads what came in, and what left, long after its turn began."""
-    world = World(shared=True)
-    subscription = world.buses["a"].subscribe(frozenset({"app_delay"}))
+    world, subscription = listening()
     world.run(5, lambda n: world.send(n << 20))
     subscription.read()
     for n in range(1000, 1050):
@@ -419,8 +417,7 @@ def test_a_turn_that_began_before_its_batches_joins_them() -> None:
 
 
 def test_queueing_is_the_excess_over_the_recent_minimum() -> None:
-    world = World(shared=True)
-    subscription = world.buses["a"].subscribe(frozenset({"app_delay"}))
+    world, subscription = listening()
     world.run(10, lambda n: world.send(n << 20, delay_ns=1000 * (10 + n % 10)))
     last = [signal for signal in subscription.read() if isinstance(signal, AppDelay)][-1]
     assert (last.owd.p50_ns, last.owd.p90_ns, last.owd.max_ns) == (14_000, 18_000, 19_000)
@@ -462,11 +459,20 @@ def test_a_clock_that_becomes_synchronised_speaks_only_for_what_comes_after() ->
     assert set(states[1:]) == {"synchronised"}
 
 
+def listening() -> tuple[World, Subscription]:
+    world = World(shared=True)
+    return world, world.buses["a"].subscribe(frozenset({"app_delay"}))
+
+
 def counts(signals: list[AppDelay]) -> dict[str, int]:
     whole = [signal for signal in signals if not signal.local]
     return {
         name: sum(getattr(signal, name) for signal in whole) for name in ("sampled", "joined", "ambiguous", "unmatched")
     }
+
+
+def counts_in(subscription: Subscription) -> dict[str, int]:
+    return counts([signal for signal in subscription.read() if isinstance(signal, AppDelay)])
 
 
 def test_lost_retransmitted_and_good_bytes_are_counted_apart() -> None:
@@ -488,14 +494,12 @@ def test_lost_retransmitted_and_good_bytes_are_counted_apart() -> None:
     subscription.read()
     world.run(4, each)
     world.run(4)
-    found = counts([signal for signal in subscription.read() if isinstance(signal, AppDelay)])
-    assert found == {"sampled": 220, "joined": 160, "ambiguous": 40, "unmatched": 20}
+    assert counts_in(subscription) == {"sampled": 220, "joined": 160, "ambiguous": 40, "unmatched": 20}
 
 
 def test_a_fast_stream_wraps_and_is_still_joined() -> None:
     """A gigabyte each 200 ms: the numbers come again within what is remembered."""
-    world = World(shared=True)
-    subscription = world.buses["a"].subscribe(frozenset({"app_delay"}))
+    world, subscription = listening()
     for n in range(80):
         world.send(n << 30, times=2 if n == 40 else 1)
         world.tick()
@@ -508,8 +512,7 @@ def test_a_fast_stream_wraps_and_is_still_joined() -> None:
 
 
 def test_a_receiver_that_samples_less_makes_nothing_unmatched() -> None:
-    world = World(shared=True)
-    subscription = world.buses["a"].subscribe(frozenset({"app_delay"}))
+    world, subscription = listening()
     world.sources["b"].control.tcp = 23
     world.sources["b"].control.floor = 23
 
@@ -517,15 +520,14 @@ def test_a_receiver_that_samples_less_makes_nothing_unmatched() -> None:
         world.send(n << 20)
 
     world.run(10, each)
-    found = counts([signal for signal in subscription.read() if isinstance(signal, AppDelay)])
+    found = counts_in(subscription)
     assert found["unmatched"] == found["ambiguous"] == 0
     assert found["joined"] > 20
     assert world.drops()["app_peer_coarser"] > 100
 
 
 def test_a_silent_peer_makes_nothing_unmatched() -> None:
-    world = World(shared=True)
-    subscription = world.buses["a"].subscribe(frozenset({"app_delay"}))
+    world, subscription = listening()
     for _ in range(50):
         world.now_ns += 1
         world.send((world.now_ns % 4096) << 20, None)
@@ -536,8 +538,7 @@ def test_a_silent_peer_makes_nothing_unmatched() -> None:
 
 
 def test_a_lost_record_casts_doubt_on_what_waits() -> None:
-    world = World(shared=True)
-    subscription = world.buses["a"].subscribe(frozenset({"app_delay"}))
+    world, subscription = listening()
     world.run(5, lambda n: world.send(n << 20))
     world.run(3)
     subscription.read()
@@ -547,14 +548,12 @@ def test_a_lost_record_casts_doubt_on_what_waits() -> None:
     world.now_ns += 300 * MS
     world.pass_by("b", world.now_ns, (7000 << 20) % TURN, 5000)
     world.run(4)
-    found = counts([signal for signal in subscription.read() if isinstance(signal, AppDelay)])
-    assert found == {"sampled": 1, "joined": 0, "ambiguous": 1, "unmatched": 0}
+    assert counts_in(subscription) == {"sampled": 1, "joined": 0, "ambiguous": 1, "unmatched": 0}
 
 
 def test_while_a_rate_is_new_what_the_old_one_left_out_is_not_used() -> None:
     """Its first transmission may have been left out, so the second looks like the only one."""
-    world = World(shared=True)
-    subscription = world.buses["a"].subscribe(frozenset({"app_delay"}))
+    world, subscription = listening()
     world.run(6, lambda n: world.send(n << 20))
     rate = world.sources["a"].control.tcp
     world.run(3)

@@ -218,8 +218,8 @@ def main(fd: int) -> None:
 
     del sys.path[0]  # another interpreter's packages may be there
     with socket.socket(fileno=fd) as sock:
-        size = struct.unpack("<I", _exactly(sock, 4))[0]
-        request = json.loads(_exactly(sock, size))
+        size = struct.unpack("<I", exactly(sock, 4))[0]
+        request = json.loads(exactly(sock, size))
         reply, descriptors = answer(request)
         body = json.dumps(reply).encode()
         socket.send_fds(sock, [struct.pack("<II", len(body), len(descriptors))], descriptors)
@@ -228,12 +228,13 @@ def main(fd: int) -> None:
     os._exit(0)  # bcc's clean-up would detach what was just handed over
 
 
-def _exactly(sock: socket.socket, size: int) -> bytes:
+def exactly(sock: socket.socket, size: int) -> bytes:
+    """Read so many bytes; an EOFError when the other end is gone first."""
     data = b""
     while len(data) < size:
         part = sock.recv(size - len(data))
         if not part:
-            raise EOFError("the parent went away")
+            raise EOFError(f"{len(data)} bytes of {size}, and no more")
         data += part
     return data
 

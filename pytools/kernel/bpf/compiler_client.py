@@ -23,6 +23,7 @@ from typing import Any, Literal
 from pytools import directories
 from pytools.closing import Closing
 from pytools.errors import CapabilityError, SwerveError
+from pytools.kernel.bpf.compiler import exactly
 
 _DEADLINE_S = 300.0  # emulated processors need minutes; a child that dies is noticed at once
 _MOST_DESCRIPTORS = 250  # in one message (SCM_MAX_FD is 253)
@@ -195,12 +196,7 @@ def _reply(sock: socket.socket) -> tuple[dict[str, Any], list[int]]:
     if len(header) < 8:
         raise EOFError("no answer")
     size, count = struct.unpack("<II", header)
-    body = b""
-    while len(body) < size:
-        part = sock.recv(size - len(body))
-        if not part:
-            raise EOFError("half an answer")
-        body += part
+    body = exactly(sock, size)
     if len(descriptors) != count:
         for fd in descriptors:
             os.close(fd)

@@ -9,7 +9,7 @@ import ctypes
 import errno
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,17 @@ def possible_cpus() -> int:
     """How many values a per-CPU map keeps for a key."""
     with open("/sys/devices/system/cpu/possible") as file:
         return int(file.read().strip().split("-")[-1].split(",")[-1]) + 1
+
+
+def update_each(update: Callable[[Any, Any], None], keys: NDArray[Any], values: NDArray[Any]) -> int:
+    """Set entries one by one; returns how many were refused."""
+    refused = 0
+    for key, value in zip(keys, values, strict=True):
+        try:
+            update(key, value)
+        except SwerveError:
+            refused += 1
+    return refused
 
 
 class Map:
@@ -120,13 +131,7 @@ class Map:
                 if error.errno == errno.E2BIG:  # stopped there
                     return len(keys) - int(struct.unpack_from("<I", buffer.raw, 32)[0])
                 self._without_batches(error)
-        refused = 0
-        for key, value in zip(keys, values, strict=True):
-            try:
-                self.update(key, value)
-            except SwerveError:
-                refused += 1
-        return refused
+        return update_each(self.update, keys, values)
 
     def lookup_many(self, keys: NDArray[Any]) -> tuple[NDArray[np.bool_], NDArray[Any]]:
         """Which of these keys are there, and their values (zeros for the others); not for per-CPU maps."""

@@ -5,13 +5,12 @@ Epochs are of this host's stamping clock; `now_ns` is CLOCK_MONOTONIC.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import Final
 
 from pytools.estimators.clocks import EdgeFit
 from pytools.estimators.offsets import SIGMAS
-from pytools.signals import ClockEdge
+from pytools.signals import ClockEdge, header
 from pytools.sources.clocks.messages import Edge
 from pytools.sources.probing.paths import PinnedPath
 
@@ -39,33 +38,21 @@ class Fitted:
         fit = self.fit
         return Edge(
             self.pinned.peer.name,
-            fit.epoch_ns,
-            fit.offset_ns,
-            fit.drift_ppb,
-            fit.sigma_ns,
-            fit.drift_sigma_ppb,
-            fit.bound_ns,
-            fit.hard_low_ns,
-            fit.hard_high_ns,
-            fit.kept,
-            fit.rejected,
-            self.shows_step(now_ns),
+            **fit.line,
+            hard_low_ns=fit.hard_low_ns,
+            hard_high_ns=fit.hard_high_ns,
+            pairs_kept=fit.kept,
+            pairs_rejected=fit.rejected,
+            stepped=self.shows_step(now_ns),
         )
 
     def signal(self, host: str, window_ns: int, now_ns: int) -> ClockEdge:
         fit = self.fit
         return ClockEdge(
-            host=host,
-            at_ns=now_ns,
-            unix_ns=time.time_ns(),
+            **header(host, now_ns),
             path=self.pinned.path,
-            epoch_ns=fit.epoch_ns,
+            **fit.line,
             window_ns=window_ns,
-            offset_ns=fit.offset_ns,
-            drift_ppb=fit.drift_ppb,
-            sigma_ns=fit.sigma_ns,
-            drift_sigma_ppb=fit.drift_sigma_ppb,
-            bound_ns=fit.bound_ns,
             hard_low_ns=fit.hard_low_ns,
             hard_high_ns=fit.hard_high_ns,
             round_trip_min_ns=fit.round_trip_min_ns,

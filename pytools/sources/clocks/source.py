@@ -21,7 +21,7 @@ from pytools.estimators.drift_history import DriftHistory
 from pytools.estimators.offsets import UNBOUNDED_NS, Offset
 from pytools.ipc.bus import Bus
 from pytools.ipc.hosts import HostBus
-from pytools.signals import Clock, Collocation
+from pytools.signals import Clock, Collocation, header
 from pytools.sources.clocks import messages, slew
 from pytools.sources.clocks.chrony import ChronyFeed, correction_ns, realtime_difference_ns
 from pytools.sources.clocks.fitted import Fitted
@@ -300,7 +300,7 @@ class ClockSource(Source):
         if self._bus.wanted("collocation") and now_ns >= self._collocation_ns:
             self._collocation_ns = now_ns + _COLLOCATION_NS
             found = vars(groups(self._history))
-            self._bus.publish(Collocation(host=self._config.host, at_ns=now_ns, unix_ns=time.time_ns(), **found))
+            self._bus.publish(Collocation(**header(self._config.host, now_ns), **found))
 
     def _own_clocks(self) -> set[str]:
         return {pinned.peer.name for pinned in self._mesh.paths.current if self._mesh.has_own_clock(pinned)}
@@ -323,9 +323,7 @@ class ClockSource(Source):
         state = "free_running" if moved or clock.state == "free_running" else offset.state
         known = state != "free_running"
         return Clock(
-            host=self._config.host,
-            at_ns=now_ns,
-            unix_ns=time.time_ns(),
+            **header(self._config.host, now_ns),
             of=clock.host,
             reference=self.timescale.reference,
             epoch_ns=clock.epoch_ns,

@@ -10,7 +10,6 @@ import contextlib
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from typing import Final
 
@@ -19,7 +18,7 @@ import numpy as np
 
 from pytools.estimators.clocks import EdgeFit
 from pytools.estimators.gpu_clocks import MEMORY_NS, Pings, fit_pings, offset, wander_of
-from pytools.signals import GpuClock
+from pytools.signals import GpuClock, header
 from pytools.sources.gpu.pings import HEADER, ROW_BYTES
 
 WINDOW_NS: Final = 4 * 10**9
@@ -190,17 +189,10 @@ class GpuClocks:
         line = offset(fit)
         self._publish(
             GpuClock(
-                host=self._host,
-                at_ns=now_ns,
-                unix_ns=time.time_ns(),
+                **header(self._host, now_ns),
                 uuid=timer.uuid,
-                epoch_ns=fit.epoch_ns,
+                **fit.line,
                 window_ns=WINDOW_NS,
-                offset_ns=fit.offset_ns,
-                drift_ppb=fit.drift_ppb,
-                sigma_ns=fit.sigma_ns,
-                drift_sigma_ppb=fit.drift_sigma_ppb,
-                bound_ns=fit.bound_ns,
                 hard_bound_ns=line.hard_bound_ns,
                 wander_ppb_per_s=fit.wander_ppb_per_s,
                 state=line.aged(now_ns).state,

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from pytools.config import AgentConfig
 from pytools.ipc.bus import Bus
 from pytools.kernel.features import NVIDIA_DRIVER
 from pytools.kernel.printable import printable
-from pytools.signals import Gpu, GpuState
+from pytools.signals import Gpu, GpuState, header
 from pytools.sources.gpu.session import Session, Worker
 from pytools.sources.source import Source
 
@@ -23,6 +23,12 @@ if TYPE_CHECKING:
 
 _IDLE_NS: Final = 500_000_000  # to see that somebody listens
 _AGAIN_NS: Final = 60 * 10**9  # until NVML is opened again that did not open
+# Fields of the signal that are called as what was read: as it stands, and what it grew by.
+_AS_READ: Final = (
+    *("sm_max_mhz", "memory_mhz", "memory_max_mhz", "temperature_c", "pcie_generation", "pcie_generation_max"),
+    *("pcie_width", "pcie_width_max", "pcie_sent_bytes_per_s", "pcie_received_bytes_per_s"),
+)
+_GROWN: Final = ("ecc_corrected", "ecc_uncorrected", "pcie_replays")
 
 
 class GpuSource(Source):
@@ -100,16 +106,16 @@ def signal(host: str, worker: Worker, window_ns: int, now_ns: int) -> Gpu:
     hung = worker.hung(now_ns)
     state: GpuState = "hung" if hung else "lost" if worker.lost else "ok"
     figures = {} if hung else taken.figures  # what was read before the call stands no more
-    figure, grown, total = figures.get, taken.grown.get, taken.totals.get
+    figure, total = figures.get, taken.totals.get
 
     def scaled(name: str, by: float) -> float | None:
         value = figure(name)
         return None if value is None else value * by
 
+    read: dict[str, Any] = {name: figure(name) for name in _AS_READ}
+    read |= {name: taken.grown.get(name) for name in _GROWN}
     return Gpu(
-        host=host,
-        at_ns=now_ns,
-        unix_ns=time.time_ns(),
+        **header(host, now_ns),
         gpu=identity.index,
         uuid=printable(identity.uuid),
         name=printable(identity.name),
@@ -121,27 +127,15 @@ def signal(host: str, worker: Worker, window_ns: int, now_ns: int) -> Gpu:
         readings=len(taken.clocks),
         sm_mhz=sum(taken.clocks) / len(taken.clocks) if taken.clocks else None,
         sm_low_mhz=min(taken.clocks, default=None),
-        sm_max_mhz=figure("sm_max_mhz"),
-        memory_mhz=figure("memory_mhz"),
-        memory_max_mhz=figure("memory_max_mhz"),
         clock_reasons=taken.reasons,
         busy=scaled("busy", 0.01),
         memory_busy=scaled("memory_busy", 0.01),
         power_w=scaled("power_mw", 0.001),
         power_limit_w=scaled("power_limit_mw", 0.001),
-        temperature_c=figure("temperature_c"),
-        ecc_corrected=grown("ecc_corrected"),
-        ecc_uncorrected=grown("ecc_uncorrected"),
         ecc_corrected_total=total("ecc_corrected"),
         ecc_uncorrected_total=total("ecc_uncorrected"),
         xids=taken.xids,
-        pcie_generation=figure("pcie_generation"),
-        pcie_generation_max=figure("pcie_generation_max"),
-        pcie_width=figure("pcie_width"),
-        pcie_width_max=figure("pcie_width_max"),
-        pcie_replays=grown("pcie_replays"),
-        pcie_sent_bytes_per_s=figure("pcie_sent_bytes_per_s"),
-        pcie_received_bytes_per_s=figure("pcie_received_bytes_per_s"),
         links=taken.links,
         failed=taken.failed,
+        **read,
     )

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import itertools
 import os
-import time
 from collections.abc import Hashable, Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
 from pytools.config import AgentConfig
 from pytools.ipc.bus import Bus
-from pytools.signals import Job, JobLag, JobPath, JobRank
+from pytools.signals import Job, JobLag, JobPath, JobRank, header
 from pytools.sources.jobs import verdicts
 from pytools.sources.jobs.processes import Member, Processes
 from pytools.sources.jobs.ras import Answer, Asking, Communicator, Rank, behind, endpoint, of_job
@@ -167,9 +166,7 @@ class JobSource(Source):
             lagging = _lags(question.before, answer.communicators, everyone)
         gpu_of = {rank: found.nvml_dev for rank, found in everyone.items() if rank in pids and found.nvml_dev >= 0}
         return Job(
-            host=self._host,
-            at_ns=now_ns,
-            unix_ns=time.time_ns(),
+            **header(self._host, now_ns),
             job=members[0].place.job,
             source=members[0].place.source,
             uid=members[0].uid,

@@ -8,26 +8,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final
 
 from pytools.kernel.netlink.bonds import trouble
 from pytools.kernel.netlink.links import FAILED, REACHED, LinkRow, NeighbourRow, QdiscRow, handle_text, parent_text
+from pytools.signals import LinkEventKind
 from pytools.sources.links.driver import Held
 from pytools.units import SECOND
 
-What = Literal[
-    "carrier_lost",
-    "carrier_found",
-    "flap",
-    "queue_full",
-    "neighbour_failed",
-    "neighbour_reachable",
-    "mtu_changed",
-    "pause_storm",
-    "removed",
-    "bond_port_lost",
-    "bond_port_found",
-]
 Neighbour = tuple[int, str]  # interface index, address
 
 _QUIET_NS: Final = SECOND  # a full queue is told of once in this time
@@ -39,7 +27,7 @@ _FRAME_HEADER_BYTES: Final = 14
 class Happening:
     """One event, without the paths it concerns."""
 
-    what: What
+    what: LinkEventKind
     happened_ns: int
     detail: str
     values: dict[str, int] = field(default_factory=dict)

@@ -11,7 +11,7 @@ from typing import Final
 
 from pytools.kernel.netlink.bonds import ALWAYS, BondRow, flags, trouble
 from pytools.kernel.netlink.links import LinkRow, QdiscRow, handle_text, parent_text
-from pytools.signals import BondPort, Link, LinkCounters, LinkEvent, Path, Pause, Qdisc
+from pytools.signals import BondPort, Link, LinkCounters, LinkEvent, Path, Pause, Qdisc, header
 from pytools.sources.links import driver
 from pytools.sources.links.events import Happening, LinkHistory, PauseHistory, QueueHistory
 
@@ -86,9 +86,7 @@ class Interface:
 
     def event(self, happening: Happening, paths: Sequence[Path]) -> LinkEvent:
         return LinkEvent(
-            host=self._host,
-            at_ns=time.monotonic_ns(),
-            unix_ns=time.time_ns(),
+            **header(self._host, time.monotonic_ns()),
             interface=self.name,
             paths=list(paths),
             what=happening.what,
@@ -100,9 +98,7 @@ class Interface:
     def signal(self, failed_neighbours: list[str], now_ns: int) -> Link:
         row, total = self.row, counters_of(self.row)
         return Link(
-            host=self._host,
-            at_ns=now_ns,
-            unix_ns=time.time_ns(),
+            **header(self._host, now_ns),
             interface=self.name,
             upper=self.upper,
             bond=self.device,

@@ -12,10 +12,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from pytools.ipc.bus import Bus
-from pytools.signals import LinkEvent, Path, RdmaPort
+from pytools.signals import LinkEvent, LinkEventKind, Path, RdmaPort, header
 from pytools.sources.links.rdma_sysfs import Port, Sysfs, meanings
 from pytools.units import MS, SECOND
 
@@ -74,8 +74,6 @@ _SHARE: Final = 200  # a reading takes at most one part in so many of the time
 _SHARE_AFTER_CHANGE: Final = 50
 _COSTS: Final = 4  # readings, of which the cheapest says what one costs: a guest counts time that its host took away
 _UP: Final = "active"
-
-What = Literal["gid_changed", "port_down", "port_up"]
 
 
 @dataclass(slots=True)
@@ -150,7 +148,7 @@ class RdmaPorts:
                 continue
             before, known.state = known.state, state
             if (before == _UP) != (state == _UP):
-                what: What = "port_up" if state == _UP else "port_down"
+                what: LinkEventKind = "port_up" if state == _UP else "port_down"
                 self._tell(what, port, known, now_ns, f"RDMA port {port} went from {before} to {state}", {})
                 if not self._looks:
                     self._looks = [now_ns + after for after in _GIDS_AFTER_CHANGE_NS]
@@ -181,9 +179,7 @@ class RdmaPorts:
         grown = {name: value - known.counters.get(name, value) for name, value in counters.items()}
         self._bus.publish(
             RdmaPort(
-                host=self._host,
-                at_ns=now_ns,
-                unix_ns=time.time_ns(),
+                **header(self._host, now_ns),
                 device=port.device,
                 port=port.number,
                 interface=known.interface,
@@ -198,12 +194,12 @@ class RdmaPorts:
         )
         known.counters, known.window_ns = counters, now_ns
 
-    def _tell(self, what: What, port: Port, known: _Known, now_ns: int, detail: str, values: dict[str, int]) -> None:
+    def _tell(
+        self, what: LinkEventKind, port: Port, known: _Known, now_ns: int, detail: str, values: dict[str, int]
+    ) -> None:
         self._bus.publish(
             LinkEvent(
-                host=self._host,
-                at_ns=time.monotonic_ns(),
-                unix_ns=time.time_ns(),
+                **header(self._host, time.monotonic_ns()),
                 interface=known.interface,
                 paths=list(self._paths(known.interface)),
                 what=what,

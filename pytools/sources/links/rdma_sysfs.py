@@ -60,13 +60,7 @@ class Port:
 
 
 class Sysfs:
-    """Reads RDMA ports.
-
-    Parameters
-    ----------
-    root : Path
-        Where the devices are listed.
-    """
+    """Reads RDMA ports; devices are listed at `root`."""
 
     def __init__(self, root: Path = SYSFS) -> None:
         self._root = root

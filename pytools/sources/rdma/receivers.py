@@ -36,13 +36,7 @@ class _Device:
 
 
 class NotReady:
-    """Counters of receivers that were not ready, by device.
-
-    Parameters
-    ----------
-    root : Path
-        Where the devices are listed.
-    """
+    """Counters of receivers that were not ready, by device; `root` lists the devices."""
 
     def __init__(self, root: Path = SYSFS) -> None:
         self._root = root
@@ -89,13 +83,7 @@ class NotReady:
 
 
 class Receivers:
-    """What is known of the other ends.
-
-    Parameters
-    ----------
-    not_ready : NotReady
-        The ports' counters.
-    """
+    """What is known of the other ends."""
 
     def __init__(self, not_ready: NotReady) -> None:
         self._not_ready = not_ready

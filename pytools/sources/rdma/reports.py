@@ -13,7 +13,7 @@ from pytools.estimators.distributions import Distribution, by_group
 from pytools.estimators.queue_pairs import WINDOWS, Figures
 from pytools.estimators.suspects import Thing, Witness, suspects
 from pytools.estimators.windows import MISSING
-from pytools.signals import Bandwidth, Quantiles, RdmaQueuePair, RdmaSuspects
+from pytools.signals import Bandwidth, Quantiles, RdmaQueuePair, RdmaSuspects, header
 from pytools.sources.rdma import table as tables
 from pytools.sources.rdma.backups import Backups, Found
 from pytools.sources.rdma.register import QueuePair
@@ -125,7 +125,7 @@ class Reports:
     def suspects(self, now_ns: int) -> RdmaSuspects:
         """Whom the queue pairs with demand agree to be slow."""
         found = suspects([witness for row in self._watch.register.pairs if (witness := self._witness(row)) is not None])
-        return RdmaSuspects(host=self._host, at_ns=now_ns, unix_ns=time.time_ns(), suspects=found)
+        return RdmaSuspects(**header(self._host, now_ns), suspects=found)
 
     def _witness(self, row: int) -> Witness | None:
         watch, pair = self._watch, self._watch.register.pairs[row]

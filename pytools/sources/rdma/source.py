@@ -21,7 +21,7 @@ from pytools.estimators import verdicts
 from pytools.ipc.bus import Bus
 from pytools.kernel import addresses
 from pytools.kernel.rdma_class import SYSFS, absent, listed
-from pytools.signals import Path, RdmaSight
+from pytools.signals import Path, RdmaSight, header
 from pytools.sources.links.rdma_sysfs import Sysfs
 from pytools.sources.rdma import table as tables
 from pytools.sources.rdma.backups import Backups, PathsAnswering
@@ -251,9 +251,7 @@ class RdmaSource:
         seen |= {pair.tgid: pair.table.seen_by for pair in self.watch.register.pairs.values()}
         reason = self._blind(sights)
         return RdmaSight(
-            host=self._host,
-            at_ns=now_ns,
-            unix_ns=time.time_ns(),
+            **header(self._host, now_ns),
             available=not reason,
             reason=reason,
             providers=sorted({provider for each in sights for provider in each.providers}),

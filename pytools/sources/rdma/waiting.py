@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import selectors
-import time
 from collections import ChainMap
 from collections.abc import Callable, Mapping, MutableMapping
 from pathlib import Path as File
@@ -19,7 +18,7 @@ from pytools.errors import SwerveError
 from pytools.ipc.bus import Bus
 from pytools.kernel.bpf.compiler_client import Compilation
 from pytools.kernel.rdma_class import absent
-from pytools.signals import Path, RdmaSight
+from pytools.signals import Path, RdmaSight, header
 
 if TYPE_CHECKING:
     from pytools.sources.rdma.source import RdmaSource
@@ -138,9 +137,7 @@ class RdmaWhenThere:
         else:
             reason = self.failed.get("rdma.c") or absent() or "a device has just come"
         return RdmaSight(
-            host=self._config.host,
-            at_ns=now_ns,
-            unix_ns=time.time_ns(),
+            **header(self._config.host, now_ns),
             available=False,
             reason=reason,
             providers=[],

@@ -58,7 +58,7 @@ class Feed:
     """
 
     def __init__(self, path: Path, model: Model, lock: threading.Lock, say: Callable[[str], None]) -> None:
-        self._path, self._model, self._lock, self._say = path, model, lock, say
+        self._path, self._model, self._lock, self._say = path, model, lock, log.without_repeats(say)
         self._client: Client | None = None
         self._look: Client | None = None
         self._agent: int | None = None  # its process
@@ -66,7 +66,6 @@ class Feed:
         self._connect_ns = self._look_ns = self._look_until_ns = self._forget_ns = 0
         self._look_signals = self.looks = 0  # looks: how often it was learnt what the agent costs
         self._waiting: list[AnySignal] = []  # read, and not yet in the model
-        self._said = ""
 
     def turn(self, now_ns: int) -> None:
         """Take what there is, without waiting; connect when it is time to."""
@@ -98,13 +97,13 @@ class Feed:
         try:
             client = Client(self._path, TYPES, coarse=True)
         except SwerveError as error:
-            self._say_once(f"waiting for the agent: {error}")
+            self._say(f"waiting for the agent: {error}")
             return
         agent = agent_pid(client)
         with self._lock:
             self._model.connect(now_ns, same_agent=agent == self._agent)
         self._client, self._agent, self._look_ns = client, agent, now_ns
-        self._say_once("connected to the agent")
+        self._say("connected to the agent")
 
     def _read(self, client: Client) -> None:
         try:
@@ -125,7 +124,7 @@ class Feed:
         self._model.dropped, self._model.malformed = dropped + client.dropped, malformed + client.malformed
 
     def _disconnect(self, client: Client, error: SwerveError) -> None:
-        self._say_once(f"no metrics but totals: {error}")
+        self._say(f"no metrics but totals: {error}")
         with self._lock:
             self._hand_over(client)
             self._model.disconnect()
@@ -159,11 +158,6 @@ class Feed:
         if self._look is not None:
             self._look.close()
             self._look = None
-
-    def _say_once(self, text: str) -> None:
-        if text != self._said:
-            self._said = text
-            self._say(text)
 
 
 def agent_pid(client: Client) -> int:
