@@ -6,6 +6,7 @@ unless a name says otherwise. Progress goes to standard error.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import functools
 import json
@@ -32,7 +33,32 @@ from pytools.lab import namespaces, processes, wiring
 DEVICE = "v0"
 ADDRESSES = (("10.77.0.1", "fd77::1"), ("10.77.0.2", "fd77::2"))
 _DEADLINE_S = 20.0
+_OPTIONS = {
+    "pairs": "Runs of each side",
+    "rounds": "Rounds of each measurement, or agents of each kind",
+    "seconds": "Seconds of traffic a run",
+    "pods": "Network namespaces",
+    "window": "Seconds of a window",
+    "turnaround": "Seconds of replies",
+    "junk": "Seconds of junk",
+}
 _Result = TypeVar("_Result")
+
+
+def read_options(doc: str | None, **defaults: float) -> argparse.Namespace:
+    """The options of a benchmark, by their defaults; one whose default is a whole number takes whole numbers."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, value in defaults.items():
+        parser.add_argument(f"--{name}", type=type(value), default=value, help=f"{_OPTIONS[name]} (default: {value}).")
+    return parser.parse_args()
+
+
+def emit_throughput_ratio(bench: str, pairs: int, on: Callable[[], float], off: Callable[[], float]) -> None:
+    """Print what hooks leave of iperf3's throughput: the median of what each pair of runs, with and without, gives."""
+    with_it, without = alternating(pairs, on, off)
+    note(f"on {[round(x / 1e9, 1) for x in with_it]}, off {[round(x / 1e9, 1) for x in without]} Gbit/s")
+    ratio = median([one / other for one, other in zip(with_it, without, strict=True)])
+    emit(bench, "throughput_ratio", ratio, "ratio", "higher", case="iperf3", n=pairs)
 
 
 def emit(

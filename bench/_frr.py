@@ -13,7 +13,7 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from _common import note, wait_until
 
@@ -46,8 +46,7 @@ def available() -> bool:
     return all((DAEMONS / name).exists() for name in _ORDER)
 
 
-@dataclass(frozen=True, slots=True)
-class _Neighbour:
+class _Neighbour(NamedTuple):
     address: str
     system: int
 
@@ -122,15 +121,7 @@ def _configuration(node: _Node, bfd: Bfd) -> dict[str, str]:
 
 
 class Frr:
-    """FRR at work on a lab.
-
-    Parameters
-    ----------
-    lab : Lab
-        Whose hosts and rails it routes for.
-    bfd : Bfd
-        How it watches its neighbours.
-    """
+    """FRR at work on a lab: it routes for the lab's hosts and rails."""
 
     def __init__(self, lab: Lab, bfd: Bfd) -> None:
         self._lab, self._nodes = lab, _nodes(lab)

@@ -28,8 +28,8 @@ from _common import (
     DEVICE,
     Hook,
     Pair,
-    alternating,
     emit,
+    emit_throughput_ratio,
     iperf3,
     iperf3_server,
     median,
@@ -338,10 +338,7 @@ def throughput(pair: Pair, loaded: Loaded) -> None:
             return pair.iperf3("-t", "1")
 
     with sampling(loaded, EGRESS | INGRESS):
-        with_it, without = alternating(PAIRS, on, off)
-    note(f"on {[round(x / 1e9, 1) for x in with_it]}, off {[round(x / 1e9, 1) for x in without]} Gbit/s")
-    ratio = median([one / other for one, other in zip(with_it, without, strict=True)])
-    emit("app_delay", "throughput_ratio", ratio, "ratio", "higher", case="iperf3", n=PAIRS)
+        emit_throughput_ratio("app_delay", PAIRS, on, off)
 
 
 if __name__ == "__main__":

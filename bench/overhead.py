@@ -14,7 +14,6 @@ run_time           all: BPF run time of all programs of both agents, net of an e
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import functools
 import os
@@ -24,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from _agents import RAW_TRACEPOINT, SOCK, SOCK_OPS, TC, TRACEPOINT, BpfProgram, agents, configure, programs_of
-from _common import alternating, emit, empty_program, iperf3, iperf3_server, median, note, whole
+from _common import alternating, emit, empty_program, iperf3, iperf3_server, median, note, read_options, whole
 
 from pytools.errors import SwerveError
 from pytools.kernel.bpf import cgroups, syscall
@@ -43,7 +42,7 @@ UDP64 = ("-u", "-b", "0", "-l", "64")
 
 
 def main() -> None:
-    options = _options()
+    options = read_options(__doc__, pairs=PAIRS, rounds=ROUNDS, seconds=RUN_S)
     with Lab.up(f"bench-overhead-{os.getpid()}", hosts=2, rails=RAILS, rate="none", bus=True) as lab:
         for host in lab.hosts:
             configure(host, compare_clocks)
@@ -210,14 +209,6 @@ class Empty:
 def _mean(spent: tuple[int, int]) -> float:
     """Nanoseconds a run; 0 for one that did not run."""
     return spent[0] / spent[1] if spent[1] else 0.0
-
-
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=PAIRS, help="Runs of each side (default: %(default)s).")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="Rounds of run times (default: %(default)s).")
-    parser.add_argument("--seconds", type=int, default=RUN_S, help="Seconds of traffic a run (default: %(default)s).")
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

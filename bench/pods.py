@@ -8,7 +8,6 @@ of the kernel programs at sockets, which the kernel bills to the applications.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import subprocess
@@ -17,7 +16,7 @@ import time
 from collections.abc import Iterator
 
 from _agents import SOCK_OPS, alive, configure, controller, programs_of, start_agent, stop, wait_measured
-from _common import alternating, cpu_s, emit, median, note, wait_until
+from _common import alternating, cpu_s, emit, median, note, read_options, wait_until
 from _sides import policy_for
 
 from pytools import directories
@@ -58,7 +57,7 @@ while True:
 
 
 def main() -> None:
-    options = _options()
+    options = read_options(__doc__, pods=PODS, rounds=ROUNDS, window=WINDOW_S)
     mark = f"bench-pods-{os.getpid()}"
     with Lab.up(mark, hosts=2, rails=RAILS, rate="none") as lab, pods(mark, options.pods) as names:
         other = start_agent(lab, lab.hosts[1])
@@ -152,14 +151,6 @@ def run_time(pid: int) -> float:
             time.sleep(RUN_TIME_S)
             spent = sum(syscall.program_run_time(fd)[0] for fd in fds) - before
             return spent / 1e9 / (time.monotonic() - began)
-
-
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pods", type=int, default=PODS, help="Network namespaces (default: %(default)s).")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="Agents of each kind (default: %(default)s).")
-    parser.add_argument("--window", type=float, default=WINDOW_S, help="Seconds of a window (default: %(default)s).")
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ throughput_ratio  iperf3: one TCP flow over a veth pair with the programs attach
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import fcntl
 import functools
@@ -32,14 +31,15 @@ from typing import Any
 from _agents import BpfProgram, agents, configure, programs_of
 from _common import (
     DEVICE,
-    alternating,
     emit,
+    emit_throughput_ratio,
     empty_program,
     iperf3,
     iperf3_server,
     median,
     note,
     per_run,
+    read_options,
     veth_pair,
     whole,
 )
@@ -77,7 +77,7 @@ load_probes = functools.partial(load, [programs.probes(CONFIG)])
 
 
 def main() -> None:
-    options = _options()
+    options = read_options(__doc__, rounds=ROUNDS, pairs=PAIRS, turnaround=TURNAROUND_S, junk=JUNK_S)
     with Lab.up(f"bench-probe-{os.getpid()}", hosts=2, rails=1, rate="none") as lab:
         with agents(lab, *lab.hosts) as running:
             turnaround(lab, options.turnaround)
@@ -320,21 +320,7 @@ def throughput(pairs: int) -> None:
                         stack.enter_context(attach_tc(loaded.programs[INGRESS], DEVICE, "ingress"))
                 return pair.iperf3("-t", str(ROUND_S))
 
-        with_it, without = alternating(pairs, on, off)
-    note(f"on {[round(x / 1e9, 1) for x in with_it]}, off {[round(x / 1e9, 1) for x in without]} Gbit/s")
-    ratio = median([one / other for one, other in zip(with_it, without, strict=True)])
-    emit("probe", "throughput_ratio", ratio, "ratio", "higher", case="iperf3", n=pairs)
-
-
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="Rounds of run times (default: %(default)s).")
-    parser.add_argument("--pairs", type=int, default=PAIRS, help="Pairs of iperf3 runs (default: %(default)s).")
-    parser.add_argument(
-        "--turnaround", type=float, default=TURNAROUND_S, help="Seconds of replies (default: %(default)s)."
-    )
-    parser.add_argument("--junk", type=float, default=JUNK_S, help="Seconds of junk (default: %(default)s).")
-    return parser.parse_args()
+        emit_throughput_ratio("probe", pairs, on, off)
 
 
 if __name__ == "__main__":

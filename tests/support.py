@@ -265,6 +265,25 @@ def join(near: str, far: str, name: str, index: int | None = None) -> None:
     ip(near, joining(far, name, index))
 
 
+def without_offloads(*namespaces: str, interface: str = "v0") -> None:
+    """Have the kernel make every packet and its checksum in full, in each of these namespaces."""
+    require("ethtool")
+    for namespace in namespaces:
+        run(f"ip netns exec {namespace} ethtool -K {interface} tx off rx off gso off gro off".split())
+
+
+def bytes_of_inner_ways(lab: Any, host: int = 2) -> dict[tuple[int, int], int]:
+    """What each way inside a lab's rails has sent towards a host, by rail and way."""
+    from pytools.lab import view  # not for every test that imports this module
+
+    return {
+        (rail.number, way): sent
+        for rail in lab.rails
+        for (way, toward), sent in view.sent_bytes(rail.inner).items()
+        if toward == host
+    }
+
+
 def pings(place: Any, address: str, source: str = "") -> bool:
     """Whether one ping from a host or a rail of a lab is answered within a second."""
     words = ["ping", "-n", "-c1", "-W1", *(["-I", source] if source else []), address]

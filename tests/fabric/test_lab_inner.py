@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from pytools.errors import UsageError
 from pytools.kernel.netns import inside
-from pytools.lab import Lab, cli, view
+from pytools.lab import Lab, cli
 
 pytestmark = pytest.mark.beside
 
@@ -29,7 +29,7 @@ def addresses(host):
 def spread(lab, address, flows=FLOWS, source_address=""):
     """Send a datagram from h1 by each of many source ports; how many arrived, and bytes by rail and way."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    before = sent(lab)
+    before = support.bytes_of_inner_ways(lab)
     with inside(lab.hosts[1].netns), socket.socket(family, socket.SOCK_DGRAM) as sink:
         sink.bind((address, PORT))
         sink.settimeout(1 * support.slow_factor())
@@ -48,17 +48,7 @@ def spread(lab, address, flows=FLOWS, source_address=""):
             pass
         for source in sources:
             source.close()
-    return arrived, {place: each - before[place] for place, each in sent(lab).items()}
-
-
-def sent(lab):
-    """What the ways have sent towards h2."""
-    return {
-        (rail.number, way): each
-        for rail in lab.rails
-        for (way, host), each in view.sent_bytes(rail.inner).items()
-        if host == 2
-    }
+    return arrived, {place: each - before[place] for place, each in support.bytes_of_inner_ways(lab).items()}
 
 
 def test_every_address_is_reached_in_both_families(lab):
@@ -98,11 +88,11 @@ def test_one_flow_label_takes_one_way_and_another_may_take_another(lab):
         for label in [*range(1, 21), *range(1, 21)]:
             lease = socket.inet_pton(socket.AF_INET6, address) + label.to_bytes(4) + b"\0\xff\1\0" + bytes(8)
             raw.setsockopt(socket.IPPROTO_IPV6, 32, lease)  # IPV6_FLOWLABEL_MGR: get, anyone's, create
-            before = sent(lab)
+            before = support.bytes_of_inner_ways(lab)
             raw.setsockopt(socket.IPPROTO_IPV6, 33, 1)  # IPV6_FLOWINFO_SEND
             raw.sendto(bytes(PAYLOAD), (address, 0, label, 0))
-            support.wait_until(lambda: sent(lab) != before, 20, "it has passed")  # noqa: B023
-            after = sent(lab)
+            support.wait_until(lambda: support.bytes_of_inner_ways(lab) != before, 20, "it has passed")  # noqa: B023
+            after = support.bytes_of_inner_ways(lab)
             ((_, way),) = [place for place in after if after[place] - before[place] >= PAYLOAD]
             taken.add((label, way))
     assert len(taken) == 20, "the same label takes the same way"
@@ -142,9 +132,9 @@ def test_a_longer_way_still_leads_through_the_ways(lab):
     address = lab.hosts[1].interfaces[0].address6
     assert support.pings(lab.hosts[0], address)
     lab.delay(1, 1, 2, 20_000)
-    before = sent(lab)
+    before = support.bytes_of_inner_ways(lab)
     assert float(lab.run(lab.hosts[0], ["ping", "-n", "-c3", "-i0.2", address]).split("= ")[-1].split("/")[0]) >= 20
-    after = sent(lab)
+    after = support.bytes_of_inner_ways(lab)
     assert sum(after.values()) - sum(before.values()) >= 3 * 100
     lab.heal()
 

@@ -142,11 +142,6 @@ def two(nodes: Nodes, ends: tuple[str, str], family: int, **changes: object) -> 
     return first, nodes(ends[1], config("b", "a", ours, **changes))
 
 
-def without_offloads(namespace: str, interface: str) -> None:
-    words = f"ip netns exec {namespace} ethtool -K {interface} tx off rx off gso off gro off"
-    support.run(words.split())
-
-
 @pytest.mark.guest(every=4)
 @pytest.mark.parametrize("how", ["plain", "offloads off"])
 @pytest.mark.parametrize("family", [4, 6])
@@ -154,9 +149,7 @@ def test_23_probes_are_23_answers_with_both_delays(
     nodes: Nodes, veth_pair: tuple[str, str], family: int, how: str
 ) -> None:
     if how == "offloads off":
-        support.require("ethtool")
-        for namespace in veth_pair:
-            without_offloads(namespace, "v0")
+        support.without_offloads(*veth_pair)
     sender, reflector = two(nodes, veth_pair, family)
     for turn in range(23):
         sender.send()

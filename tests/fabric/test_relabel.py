@@ -20,7 +20,7 @@ import yaml
 from pytools import directories
 from pytools.errors import SwerveError
 from pytools.ipc.bus import Client
-from pytools.lab import Lab, namespaces, view
+from pytools.lab import Lab, namespaces
 from pytools.signals import PathDelay
 from steering.acting import acts_file
 from steering.actuators.pins import Labels
@@ -51,23 +51,13 @@ def lab_of(name, inner):
     return Lab.up(name, hosts=2, rails=2, rate="40mbit", ipv6=True, inner=inner)
 
 
-def ways(lab):
-    """Bytes that each inner way has sent towards h2, by rail and way."""
-    return {
-        (rail.number, way): sent
-        for rail in lab.rails
-        for (way, host), sent in view.sent_bytes(rail.inner).items()
-        if host == 2
-    }
-
-
 def gained(lab, before):
-    return {place: sent - before[place] for place, sent in ways(lab).items()}
+    return {place: sent - before[place] for place, sent in support.bytes_of_inner_ways(lab).items()}
 
 
 def where(lab, deadline_s=30.0):
     """The way that the connection takes from now on, and its share of all that was sent meanwhile."""
-    before = ways(lab)
+    before = support.bytes_of_inner_ways(lab)
     sent = support.wait_until(
         lambda: (each := gained(lab, before)) and max(each.values()) > ENOUGH_BYTES and each, deadline_s, "bytes go"
     )
@@ -119,7 +109,7 @@ def test_another_label_takes_a_live_connection_off_a_bad_inner_way(unique_name, 
             assert table.attach([interface.index for interface in lab.hosts[0].interfaces]) == {}
             good = relabelled_off(lab, labels, flow, bad)
             assert good[0] == bad[0], "the same rail: nothing but the label changed"
-            before = ways(lab)
+            before = support.bytes_of_inner_ways(lab)
             support.wait_until(lambda: gained(lab, before)[good] > 2 * ENOUGH_BYTES, 30, "it goes on there")
             sent = gained(lab, before)
             assert sent[good] > 0.95 * sum(sent.values())
@@ -132,7 +122,7 @@ def test_another_label_takes_a_live_connection_off_a_bad_inner_way(unique_name, 
 def relabelled_off(lab, labels, flow, bad):
     """Draw labels until one leads elsewhere; each has a chance of one half."""
     for label in range(1, 20):
-        before = ways(lab)
+        before = support.bytes_of_inner_ways(lab)
         assert labels.install([LabelChange(flow, label, pin_kit.soon())]) == {}
         limit = time.monotonic() + 6 * support.slow_factor()
         while time.monotonic() < limit:

@@ -7,6 +7,7 @@ import select
 import socket
 import struct
 import time
+from typing import Any
 
 import numpy as np
 import packets as p
@@ -56,10 +57,7 @@ def test_23_probes_are_23_records_with_four_stamps_in_order(
     hosts: Hosts, veth_pair: tuple[str, str], family: int, how: str
 ) -> None:
     if how == "offloads off":
-        support.require("ethtool")
-        for namespace in veth_pair:
-            off = ["tx", "off", "rx", "off", "gso", "off", "gro", "off"]
-            support.run(["ip", "netns", "exec", namespace, "ethtool", "-K", "v0", *off])
+        support.without_offloads(*veth_pair)
     first, second = two(hosts, veth_pair, family, force_clsact=how == "clsact")
     first.send(family, PROBES)
     records = first.records(PROBES)
@@ -339,6 +337,13 @@ def reply_to(asked: bytes, ours: bool = False, ssid: bool = True) -> bytes:
     return base + tlv
 
 
+def asked_once(one_sided: tuple[Host, Replies]) -> tuple[Host, Replies, bytes, Any]:
+    """Both ends, the sender's first request, and where a reply goes."""
+    first, reflector = one_sided
+    first.send(4)
+    return first, reflector, *reflector.take()
+
+
 @pytest.mark.guest(thorough=True)
 @pytest.mark.parametrize("how", ["STAMP", "TWAMP Light"])
 def test_a_foreign_reflector_gives_records_that_say_so(one_sided: tuple[Host, Replies], how: str) -> None:
@@ -358,9 +363,7 @@ def test_a_foreign_reflector_gives_records_that_say_so(one_sided: tuple[Host, Re
 
 @pytest.mark.guest(thorough=True)
 def test_a_second_reply_is_a_duplicate_and_a_strangers_is_none(one_sided: tuple[Host, Replies]) -> None:
-    first, reflector = one_sided
-    first.send(4)
-    asked, back = reflector.take()
+    first, reflector, asked, back = asked_once(one_sided)
     for _ in range(3):
         reflector.socket.sendto(reply_to(asked), back)
     assert first.records(3)["flags"].tolist() == [0, DUPLICATE, DUPLICATE]
@@ -370,9 +373,7 @@ def test_a_second_reply_is_a_duplicate_and_a_strangers_is_none(one_sided: tuple[
 @pytest.mark.guest(thorough=True)
 def test_each_kind_of_forged_reply_is_refused_and_counted(one_sided: tuple[Host, Replies]) -> None:
     """Each differs from the true reply in one thing; the true one is accepted afterwards all the same."""
-    first, reflector = one_sided
-    first.send(4)
-    asked, back = reflector.take()
+    first, reflector, asked, back = asked_once(one_sided)
     true = reply_to(asked, ours=True)
 
     def changed(at: int, data: bytes) -> bytes:
@@ -413,9 +414,7 @@ def test_each_kind_of_forged_reply_is_refused_and_counted(one_sided: tuple[Host,
 def test_a_reply_by_another_interface_is_not_the_paths(
     hosts: Hosts, veth_pair: tuple[str, str], one_sided: tuple[Host, Replies]
 ) -> None:
-    first, reflector = one_sided
-    first.send(4)
-    asked, back = reflector.take()
+    first, reflector, asked, back = asked_once(one_sided)
     first.program.paths[0:1]["ifindex"] = first.ifindex + 1000
     reflector.socket.sendto(reply_to(asked), back)
     support.wait_until(lambda: first.counted() == {"other_path": 1}, 10, "it is refused")

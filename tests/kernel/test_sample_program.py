@@ -298,60 +298,48 @@ def test_a_merged_stream_longer_than_its_length_field(sample: Sample) -> None:
     assert sample.counted() == {"recorded": 2}
 
 
-@pytest.mark.guest(every=3)
-@pytest.mark.parametrize(
-    "frame",
-    [
-        p.ipv4(p.udp(DATAGRAM, 5000, 6000), fragment=0x2000),
-        p.ipv4(DATAGRAM, fragment=7),
-        p.ipv4(tcp(ANCHOR, bytes(9)), protocol=p.TCP, fragment=0x2000, tags=(p.TAG_8021Q,)),
-        p.ipv6(struct.pack("!BBHI", p.UDP, 0, 1, 9) + p.udp(DATAGRAM), protocol=44),
-    ],
-    ids=["first", "later", "tagged tcp", "ipv6"],
-)
-def test_fragments_are_left_out_and_counted(sample: Sample, frame: bytes) -> None:
-    assert sample.run(OUT, frame) == []
-    assert sample.counted() == {"fragments": 1}
+FRAGMENTS = {
+    "first": p.ipv4(p.udp(DATAGRAM, 5000, 6000), fragment=0x2000),
+    "later": p.ipv4(DATAGRAM, fragment=7),
+    "tagged tcp": p.ipv4(tcp(ANCHOR, bytes(9)), protocol=p.TCP, fragment=0x2000, tags=(p.TAG_8021Q,)),
+    "ipv6": p.ipv6(struct.pack("!BBHI", p.UDP, 0, 1, 9) + p.udp(DATAGRAM), protocol=44),
+}
+CONTRADICTING = {  # lengths
+    "words": p.ipv4(tcp(ANCHOR, bytes(9), words=4), protocol=p.TCP),
+    "options": p.ipv4(tcp(ANCHOR, b"", words=9), protocol=p.TCP),
+    "cut": p.ipv4(tcp(ANCHOR)[:19], protocol=p.TCP),
+    "cut 6": p.ipv6(tcp(ANCHOR)[:12], protocol=p.TCP),
+    "too small": p.ipv4(p.udp(DATAGRAM, 5000, 6000, length=7)),
+    "too large": p.ipv4(p.udp(DATAGRAM, 5000, 6000, length=109)),
+    "cut payload": p.ipv4(p.udp(DATAGRAM, 5000, 6000))[:60],
+    "cut udp": p.ipv6(p.udp(b"", 5000, 6000)[:6]),
+}
+OTHERS = {
+    "icmp": p.ipv4(p.udp(DATAGRAM), protocol=1),
+    "probe": p.ipv4(p.udp(DATAGRAM, 5000, p.PORT)),
+    "short probe": p.ipv4(p.udp(DATAGRAM[:9], p.PORT, 5000)),
+    "options": p.ipv6(p.udp(DATAGRAM), protocol=60),
+    "arp": p.ethernet(0x0806, bytes(60)),
+    "cut options": p.ethernet(0x0800, b"\x4f" + bytes(20)),
+    "cut header": p.ethernet(0x0800, b"\x45" + bytes(5), (p.TAG_8021Q,)),
+    "empty": bytes(14),
+}
 
 
 @pytest.mark.guest(every=3)
 @pytest.mark.parametrize(
-    "frame",
+    ("hook", "frame", "counted"),
     [
-        p.ipv4(tcp(ANCHOR, bytes(9), words=4), protocol=p.TCP),
-        p.ipv4(tcp(ANCHOR, b"", words=9), protocol=p.TCP),
-        p.ipv4(tcp(ANCHOR)[:19], protocol=p.TCP),
-        p.ipv6(tcp(ANCHOR)[:12], protocol=p.TCP),
-        p.ipv4(p.udp(DATAGRAM, 5000, 6000, length=7)),
-        p.ipv4(p.udp(DATAGRAM, 5000, 6000, length=109)),
-        p.ipv4(p.udp(DATAGRAM, 5000, 6000))[:60],
-        p.ipv6(p.udp(b"", 5000, 6000)[:6]),
+        *(pytest.param(OUT, frame, {"fragments": 1}, id=f"fragment: {name}") for name, frame in FRAGMENTS.items()),
+        *(pytest.param(IN, frame, {"malformed": 1}, id=f"lengths: {name}") for name, frame in CONTRADICTING.items()),
+        *(pytest.param(OUT, frame, {}, id=f"other: {name}") for name, frame in OTHERS.items()),
     ],
-    ids=["words", "options", "cut", "cut 6", "too small", "too large", "cut payload", "cut udp"],
 )
-def test_lengths_that_contradict_each_other_are_counted(sample: Sample, frame: bytes) -> None:
-    assert sample.run(IN, frame) == []
-    assert sample.counted() == {"malformed": 1}
-
-
-@pytest.mark.guest(every=3)
-@pytest.mark.parametrize(
-    "frame",
-    [
-        p.ipv4(p.udp(DATAGRAM), protocol=1),
-        p.ipv4(p.udp(DATAGRAM, 5000, p.PORT)),
-        p.ipv4(p.udp(DATAGRAM[:9], p.PORT, 5000)),
-        p.ipv6(p.udp(DATAGRAM), protocol=60),
-        p.ethernet(0x0806, bytes(60)),
-        p.ethernet(0x0800, b"\x4f" + bytes(20)),
-        p.ethernet(0x0800, b"\x45" + bytes(5), (p.TAG_8021Q,)),
-        bytes(14),
-    ],
-    ids=["icmp", "probe", "short probe", "options", "arp", "cut options", "cut header", "empty"],
-)
-def test_other_packets_leave_no_trace(sample: Sample, frame: bytes) -> None:
-    assert sample.run(OUT, frame) == []
-    assert sample.counted() == {}
+def test_what_cannot_be_sampled_is_counted_and_what_is_not_ours_leaves_no_trace(
+    sample: Sample, hook: str, frame: bytes, counted: dict[str, int]
+) -> None:
+    assert sample.run(hook, frame) == []
+    assert sample.counted() == counted
 
 
 @pytest.mark.guest

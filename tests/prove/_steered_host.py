@@ -6,11 +6,13 @@ Seconds of CLOCK_MONOTONIC. One thread.
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -39,6 +41,15 @@ def until(condition: Callable[[], Any], what: str, every_s: float = 0.01) -> Any
             raise SystemExit(f"waited {LATEST_S:g} s until {what}")
         time.sleep(every_s)
     return found
+
+
+@contextlib.contextmanager
+def directory_of_its_own() -> Iterator[str]:
+    """A directory of the proof, with the sockets and the state of every command that it starts."""
+    with tempfile.TemporaryDirectory(prefix="swerve-prove-") as folder:
+        os.environ["SWERVE_RUNTIME_DIR"] = f"{folder}/run"
+        os.environ["SWERVE_STATE_DIR"] = f"{folder}/state"
+        yield folder
 
 
 def start_agents(lab: Lab, log: Any) -> list[subprocess.Popen[str]]:

@@ -23,7 +23,6 @@ import random
 import re
 import signal
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any, Final
@@ -36,7 +35,7 @@ import steering_kit as kit  # noqa: E402
 import support  # noqa: E402
 from _faults import SILENT, Faults, RailCounts  # noqa: E402
 from _steal import steal  # noqa: E402
-from _steered_host import SteeredHost, start_agents, until  # noqa: E402
+from _steered_host import SteeredHost, directory_of_its_own, start_agents, until  # noqa: E402
 from _traffic import Traffic  # noqa: E402
 
 from pytools.kernel.leftovers import is_our_rule  # noqa: E402
@@ -314,9 +313,7 @@ def main() -> int:
     parser.add_argument("--pins-every", type=int, default=12, help="every Nth controller has a kernel program")
     wanted = parser.parse_args()
     began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="swerve-prove-") as folder:
-        os.environ["SWERVE_RUNTIME_DIR"] = f"{folder}/run"
-        os.environ["SWERVE_STATE_DIR"] = f"{folder}/state"
+    with directory_of_its_own() as folder:
         policies = {pins: Path(folder, f"policy{pins}.yaml") for pins in (False, True)}
         for pins, file in policies.items():
             file.write_text(POLICY + PINS * pins)

@@ -328,6 +328,15 @@ def say(**line: object) -> None:
     print(json.dumps({"proof": "probe_forgeries", **line}), flush=True)
 
 
+def finish(part: str, began_s: float, proven: bool, seed: int, violations: Violations, **found: object) -> bool:
+    """Print what was found; returns `proven`."""
+    violations.show()
+    violated = dict(violations.counts.most_common())
+    seconds = round(time.monotonic() - began_s, 1)
+    say(part=part, proven=proven, seed=seed, **found, violations=violated, seconds=seconds)
+    return proven
+
+
 def prove_replies(seed: int, count: int) -> bool:
     violations = Violations()
     with loaded_program(seed) as program:
@@ -336,11 +345,8 @@ def prove_replies(seed: int, count: int) -> bool:
             done += replies.round(min(FORGERIES, count - done))
     poisoned = [s for s in range(SESSIONS) if replies.least_ns[s] < replies.true_least_ns[s]]
     proven = not violations.counts and not poisoned
-    violations.show()
-    say(
-        part="replies",
-        proven=proven,
-        seed=seed,
+    return finish(
+        *("replies", began_s, proven, seed, violations),
         forged=dict(sorted(replies.done.items())),
         counted=dict(sorted(replies.counters.items())),
         duplicates=replies.duplicates,
@@ -348,10 +354,7 @@ def prove_replies(seed: int, count: int) -> bool:
         taken_for_unsummed=replies.unsummed,
         true_replies=replies.true,
         bases_poisoned=len(poisoned),
-        violations=dict(violations.counts.most_common()),
-        seconds=round(time.monotonic() - began_s, 1),
     )
-    return proven
 
 
 def prove_requests(seed: int, count: int) -> bool:
@@ -361,19 +364,12 @@ def prove_requests(seed: int, count: int) -> bool:
         for _ in range(count):
             requests.one()
         counted = program.counted()
-    proven = not violations.counts
-    violations.show()
-    say(
-        part="requests",
-        proven=proven,
-        seed=seed,
+    return finish(
+        *("requests", began_s, not violations.counts, seed, violations),
         mutated=dict(sorted(requests.done.items())),
         outcomes=dict(requests.outcomes.most_common()),
         counted=counted,
-        violations=dict(violations.counts.most_common()),
-        seconds=round(time.monotonic() - began_s, 1),
     )
-    return proven
 
 
 def main() -> int:

@@ -18,7 +18,6 @@ import json
 import os
 import signal
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any, Final
@@ -27,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "bench"), str(ROOT / "tests"), str(Path(__file__).resolve().parent)]
 
 from _agents import start_agent, wait_measured  # noqa: E402
-from _steered_host import LATEST_S, SteeredHost, start_agents, until  # noqa: E402
+from _steered_host import LATEST_S, SteeredHost, directory_of_its_own, start_agents, until  # noqa: E402
 from _traffic import Traffic  # noqa: E402
 
 from pytools.lab import Lab  # noqa: E402
@@ -109,9 +108,7 @@ def main() -> int:
     parser.add_argument("--stopped", type=float, default=8.0, help="seconds with a stopped agent")
     wanted = parser.parse_args()
     began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="swerve-prove-") as folder:
-        os.environ["SWERVE_RUNTIME_DIR"] = f"{folder}/run"
-        os.environ["SWERVE_STATE_DIR"] = f"{folder}/state"
+    with directory_of_its_own() as folder:
         policy = Path(folder, "policy.yaml")
         policy.write_text(POLICY)
         policy.chmod(0o600)

@@ -237,13 +237,18 @@ def test_between_the_thresholds_it_neither_goes_nor_comes():
     assert watched.states == ["healthy", "suspect", "drained"]
 
 
-def test_a_bad_measurement_starts_the_dwell_again():
+def dwells_again_after(interrupt):
     watched = Watched(policy())
     watched.bad(SECOND)
     watched.good(19 * SECOND)
-    watched.bad(STEP)
+    interrupt(watched)
     assert watched.good(19 * SECOND).state == "drained"
     assert watched.good(2 * SECOND).state == "returning"
+    return watched
+
+
+def test_a_bad_measurement_starts_the_dwell_again():
+    dwells_again_after(lambda watched: watched.bad(STEP))
 
 
 def test_each_relapse_doubles_the_dwell_up_to_its_cap_and_health_halves_it():
@@ -324,12 +329,7 @@ def test_silence_holds_then_unmeasured():
 
 
 def test_time_passed_in_silence_counts_for_nothing():
-    watched = Watched(policy())
-    watched.bad(SECOND)
-    watched.good(19 * SECOND)
-    watched.silence(SECOND)
-    assert watched.good(19 * SECOND).state == "drained"
-    assert watched.good(2 * SECOND).state == "returning"
+    watched = dwells_again_after(lambda watched: watched.silence(SECOND))
     watched.good(1_500 * MS)
     watched.silence(SECOND)
     assert watched.health.step == 1

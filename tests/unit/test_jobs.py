@@ -613,6 +613,28 @@ def test_the_table_says_who_is_behind_and_nothing_of_it_in_a_stall() -> None:
     assert table.index("rank 3 by") < table.index("nobody")
 
 
+_RANK = b"""\
+        {
+          "rank": %d,
+          "host": "192.0.2.2",
+          "pid": %d,
+          "cuda_dev": %d,
+          "nvml_dev": %d,
+          "status": {
+            "init_state": 0,
+            "async_error": 0,
+            "finalize_called": false,
+            "destroy_flag": false,
+            "abort_flag": false
+          },
+          "collective_counts": {
+            "Broadcast": 0,
+            "Reduce": 0,
+            "AllGather": 0,
+            "ReduceScatter": 0,
+            "AllReduce": 4088
+          }
+        }"""
 RECORDED = b"""\
 {
   "nccl_version": "2.28.9",
@@ -628,48 +650,8 @@ RECORDED = b"""\
       "ranks_count": 2,
       "missing_ranks_count": 0,
       "ranks": [
-        {
-          "rank": 0,
-          "host": "192.0.2.2",
-          "pid": 1353,
-          "cuda_dev": 0,
-          "nvml_dev": 0,
-          "status": {
-            "init_state": 0,
-            "async_error": 0,
-            "finalize_called": false,
-            "destroy_flag": false,
-            "abort_flag": false
-          },
-          "collective_counts": {
-            "Broadcast": 0,
-            "Reduce": 0,
-            "AllGather": 0,
-            "ReduceScatter": 0,
-            "AllReduce": 4088
-          }
-        },
-        {
-          "rank": 1,
-          "host": "192.0.2.2",
-          "pid": 1354,
-          "cuda_dev": 1,
-          "nvml_dev": 1,
-          "status": {
-            "init_state": 0,
-            "async_error": 0,
-            "finalize_called": false,
-            "destroy_flag": false,
-            "abort_flag": false
-          },
-          "collective_counts": {
-            "Broadcast": 0,
-            "Reduce": 0,
-            "AllGather": 0,
-            "ReduceScatter": 0,
-            "AllReduce": 4088
-          }
-        }
+%s,
+%s
       ],
       "missing_ranks": [
 
@@ -682,7 +664,7 @@ RECORDED = b"""\
   }
 }
 
-"""  # by NCCL 2.28.9 on a machine with two GPUs
+""" % (_RANK % (0, 1353, 0, 0), _RANK % (1, 1354, 1, 1))  # by NCCL 2.28.9 on a machine with two GPUs
 
 
 def test_a_recorded_answer_is_read() -> None:

@@ -58,6 +58,16 @@ def reading(directory: Path, job: Job, events: int) -> Iterator[Ring]:
     ring.close()
 
 
+@contextlib.contextmanager
+def reading_job(start: Start, directory: Path, version: int = 5, events: int = ALL) -> Iterator[tuple[Job, Ring]]:
+    """A job of one communicator, which ends after the ring was read."""
+    job = start(version)
+    job.do("init 77 4 1")
+    with reading(directory, job, events) as ring:
+        yield job, ring
+    job.end()
+
+
 def of(records: NDArray[Any], kind: int) -> NDArray[Any]:
     return records[records["kind"] == kind]
 
@@ -102,13 +112,10 @@ def test_every_event_is_read_once(start: Start, tmp_path: Path, version: int, sa
 
 
 def test_the_call_that_captures_a_graph_is_not_when_it_runs(start: Start, tmp_path: Path) -> None:
-    job = start(5)
-    job.do("init 77 4 1")
-    with reading(tmp_path, job, EVENTS["kernel"]) as ring:
+    with reading_job(start, tmp_path, 5, EVENTS["kernel"]) as (job, ring):
         job.do("captured")
         job.do("run 1 3 1 0")
         assert of(ring.read(), rings.COLLECTIVE)["called_ns"].tolist() == [0, 0, 0]
-    job.end()
 
 
 def test_a_full_ring_drops_and_counts(start: Start, tmp_path: Path) -> None:
@@ -127,22 +134,17 @@ def test_a_full_ring_drops_and_counts(start: Start, tmp_path: Path) -> None:
 
 
 def test_the_mask_lapses(start: Start, tmp_path: Path) -> None:
-    job = start(5)
-    job.do("init 77 4 1")
-    with reading(tmp_path, job, EVENTS["kernel"]) as ring:
+    with reading_job(start, tmp_path, 5, EVENTS["kernel"]) as (job, ring):
         ring.want(EVENTS["kernel"], time.monotonic_ns())
         job.do("mask 0")
         assert job.do("run 1 10 1 1") == ["0"] * 6
         ring.want(0xFFFFFFFF, time.monotonic_ns() + LONG_NS)
         job.do(f"mask {ALL}")  # what the plugin does not record is not asked for
-    job.end()
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_wrong_calls_do_no_harm(start: Start, tmp_path: Path, version: int) -> None:
-    job = start(version)
-    job.do("init 77 4 1")
-    with reading(tmp_path, job, ALL) as ring:
+    with reading_job(start, tmp_path, version) as (job, ring):
         job.do("wrong")
         counters = ring.counters()
         assert counters["foreign"] == 64 and counters["unknown"] > 64
@@ -151,13 +153,10 @@ def test_wrong_calls_do_no_harm(start: Start, tmp_path: Path, version: int) -> N
         assert len(of(ring.read(), rings.COLLECTIVE)) == 10
         assert ring.counters() == counters
         assert job.do("stale") == ["0"] and ring.counters()["unknown"] == counters["unknown"] + 1
-    job.end()
 
 
 def test_a_destroyed_communicator_takes_its_events_along(start: Start, tmp_path: Path) -> None:
-    job = start(5)
-    job.do("init 77 4 1")
-    with reading(tmp_path, job, ALL) as ring:
+    with reading_job(start, tmp_path) as (job, ring):
         job.do("begin")
         job.do("begin")
         job.do("finalize")
@@ -172,30 +171,23 @@ def test_a_destroyed_communicator_takes_its_events_along(start: Start, tmp_path:
             assert job.do(f"init {rank} 4 {rank}")[0] == "1"
         assert job.do("init 256 4 0")[0] == "0"
         assert ring.counters()["no_communicator"] == 1
-    job.end()
 
 
 def test_too_many_unfinished_events_are_counted(start: Start, tmp_path: Path) -> None:
-    job = start(5)
-    job.do("init 77 4 1")
-    with reading(tmp_path, job, ALL) as ring:
+    with reading_job(start, tmp_path) as (job, ring):
         for _ in range(4096):
             job.do("begin")
         job.do("begin")
         assert ring.counters()["no_slot"] == 1
-    job.end()
 
 
 def test_a_child_of_fork_writes_nothing_of_its_parent(start: Start, tmp_path: Path) -> None:
-    job = start(5)
-    job.do("init 77 4 1")
-    with reading(tmp_path, job, ALL) as ring:
+    with reading_job(start, tmp_path) as (job, ring):
         (child,) = job.do("fork")
         assert len(ring.read()) == 0 and not any(ring.counters().values())
         assert [path.name for path in rings.find([tmp_path / "rings"]) if path.name.startswith(f"{child}-")]
         job.do("run 1 10 1 0")
         assert len(ring.read()) == 20
-    job.end()
 
 
 def test_the_file_is_its_owners_alone(start: Start, tmp_path: Path) -> None:
