@@ -17,7 +17,9 @@ from typing import Any, Final, TypeVar
 from pytools import signals as sig
 from pytools.units import SECOND
 
+# What was not heard of for so long, or for three windows, is not vouched for: people see at once that it is silent,
 SILENT_NS: Final = 5 * SECOND
+SCRAPED_SILENT_NS: Final = 15 * SECOND  # but a series of Prometheus ends only when a usual scrape has missed it
 FORGOTTEN_NS: Final = 60 * SECOND
 _EVER: Final = 1 << 62
 _LONG_OVER: Final = 3  # so many windows without another one as long: the agent has shorter ones by now
@@ -54,7 +56,7 @@ class Kept:
     """How the signals of one kind are remembered."""
 
     key: Callable[[Any], Hashable]  # what tells them apart: of one key the newest is kept
-    silent_ns: int = SILENT_NS  # what was not heard of for so long, or for three windows, is not vouched for
+    silent_ns: int = SILENT_NS
     forgotten_ns: int = _EVER  # after so long, or three windows, it goes
     most: int = _EVER  # how many are remembered
     rank: Callable[[Any], tuple[int, ...]] = lambda row: (row.at_ns,)  # of more than that, those of the lowest rank go
@@ -185,8 +187,13 @@ def _routed(groups: Mapping[Any, Any], told: Iterable[sig.NexthopGroup]) -> dict
     }
 
 
+def is_over(at_ns: int, now_ns: int, after_ns: int, window_ns: int = 0) -> bool:
+    """Whether something said then is older than this, and than three of its windows."""
+    return now_ns - at_ns > max(after_ns, 3 * window_ns)
+
+
 def _is_past(row: Any, now_ns: int, after_ns: int) -> bool:
-    return bool(now_ns - row.at_ns > max(after_ns, 3 * getattr(row, "window_ns", 0)))
+    return is_over(row.at_ns, now_ns, after_ns, getattr(row, "window_ns", 0))
 
 
 def is_silent(row: sig.AnySignal, now_ns: int) -> bool:

@@ -36,10 +36,11 @@ from pytools.signals import (
 from pytools.signals import Path as NetworkPath
 from pytools.views.metrics.counting import ROWS, WAYS
 from pytools.views.metrics.families import FAMILIES
-from pytools.views.metrics.model import FORGOTTEN_NS, FRESH_NS, Model
+from pytools.views.metrics.model import FORGOTTEN_NS, Model
 from pytools.views.metrics.parts import Histogram as Buckets
 from pytools.views.metrics.parts import Total
 from pytools.views.metrics.series import SERIES_LIMIT, expose, most
+from pytools.views.model import SCRAPED_SILENT_NS
 
 AT_NS, SECOND_NS, MS = samples.AT_NS, samples.SECOND_NS, 1_000_000
 JOB = {"job_name": "slurm:4711.0/torchrun:n1:29500", "user": "1000"}
@@ -480,14 +481,14 @@ def test_before_any_agent_there_is_nothing_but_ourselves() -> None:
 
 def test_an_agent_that_hangs_is_not_up_and_what_it_said_does_not_stand() -> None:
     model = known(*samples.one_of_each())
-    assert value(series(model, AT_NS + FRESH_NS), "swerve_path_loss_ratio", PATH) == 0
-    late = series(model, AT_NS + FRESH_NS + 1)
+    assert value(series(model, AT_NS + SCRAPED_SILENT_NS), "swerve_path_loss_ratio", PATH) == 0
+    late = series(model, AT_NS + SCRAPED_SILENT_NS + 1)
     assert value(late, "swerve_up") == 0
     assert value(late, "swerve_path_loss_ratio", PATH) is None
 
 
 def test_one_path_that_is_not_told_of_any_more_goes_by_itself() -> None:
-    later = AT_NS + FRESH_NS + 1
+    later = AT_NS + SCRAPED_SILENT_NS + 1
     model = known(samples.path_delay(rail=1), samples.path_delay(rail=2, at_ns=later))
     paths = {dict(labels)["interface"] for name, labels in series(model, later) if name == "swerve_path_loss_ratio"}
     assert paths == {"rail2"}
@@ -643,5 +644,5 @@ def test_holds_count_on_when_they_begin_anew_and_their_gauges_end_with_the_contr
         *("swerve_path_hold_armed", "swerve_path_hold_threshold_seconds"),
         *("swerve_path_hold_samples_total", "swerve_path_hold_samples_above_total"),
     }
-    gone = series(model, AT_NS + 2 * MS + FRESH_NS + 1)
+    gone = series(model, AT_NS + 2 * MS + SCRAPED_SILENT_NS + 1)
     assert ("swerve_path_hold_armed", own) not in gone and ("swerve_path_held_packets_total", own) in gone

@@ -15,10 +15,10 @@ from pytools.ipc.wire import TAGS
 from pytools.signals import AnySignal, Clock, PathState, RdmaQueuePair, Self
 from pytools.units import SECOND
 from pytools.views.metrics.counting import ROWS, SUBJECTS, Table, pair_grown, row_of
+from pytools.views.model import SCRAPED_SILENT_NS, is_over
 
 # `self` is not among them: it is asked for in short looks, because the kernel times every program meanwhile.
 TYPES: Final = frozenset(TAGS[kind] for kind in (SUBJECTS.keys() | {Clock, RdmaQueuePair}) - {Self})
-FRESH_NS: Final = 15 * SECOND  # what was not heard of for so long (or three windows) is not vouched for
 FORGOTTEN_NS: Final = 3600 * SECOND  # totals of what was not heard of for so long go
 _ONE_LOOK_NS: Final = 5 * SECOND
 QUEUE_PAIRS: Final = 16_384  # have no series of their own
@@ -62,11 +62,11 @@ class Model:
 
     def is_up(self, now_ns: int) -> bool:
         """Whether an agent is there, and speaks: one that hangs is not up."""
-        return self.connected and now_ns - max(self.heard_ns, self.connected_ns) <= FRESH_NS
+        return self.connected and not is_over(max(self.heard_ns, self.connected_ns), now_ns, SCRAPED_SILENT_NS)
 
     def is_fresh(self, at_ns: int, now_ns: int, window_ns: int = 0) -> bool:
         """Whether something said then still stands."""
-        return self.connected and now_ns - at_ns <= max(FRESH_NS, 3 * window_ns)
+        return self.connected and not is_over(at_ns, now_ns, SCRAPED_SILENT_NS, window_ns)
 
     def forget(self, now_ns: int) -> None:
         """Make room: rows of what has not been heard of for an hour go."""
