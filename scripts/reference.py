@@ -11,6 +11,7 @@ docs/policy.txt (every key of the two files).
 from __future__ import annotations
 
 import ast
+import re
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -36,18 +37,28 @@ def _kinds() -> Iterator[tuple[str, str, dict[str, tuple[str, str]]]]:
     """Name, meaning and fields of each record and of each part of one; the name of a record is its `type`."""
     for module in _SIGNALS:
         for kind, fields in keys.classes(ROOT / "pytools" / "signals" / f"{module}.py"):
-            if kind.name != "Signal":
+            if kind.name not in ("Signal", "Header"):
                 tags = [ast.literal_eval(each.value) for each in kind.keywords if each.arg == "tag"]
                 yield tags[0] if tags else kind.name, ast.get_docstring(kind) or "", fields
 
 
+def _literals() -> dict[str, str]:
+    """What each name of a set of words stands for."""
+    modules = (ast.parse((ROOT / "pytools" / "signals" / f"{module}.py").read_text()) for module in _SIGNALS)
+    assigned = [each for module in modules for each in module.body if isinstance(each, ast.Assign)]
+    found = {ast.unparse(each.targets[0]): ast.unparse(each.value) for each in assigned}
+    return {name: value for name, value in found.items() if value.startswith("Literal[")}
+
+
 def signals() -> str:
     """All records and their parts, module by module."""
+    literals = _literals()
     parts = ["The fields of every signal. None is null. For units and fields without a text see docs/signals.md.\n"]
     for name, meaning, fields in _kinds():
         part = [name, textwrap.indent(meaning, "    "), ""]
         for field, (kind, text) in fields.items():
-            part.append(textwrap.fill(f"{field}: {kind}", 112, initial_indent="    ", subsequent_indent=" " * 12))
+            words = re.sub(r"\w+", lambda name: literals.get(name[0], name[0]), kind)
+            part.append(textwrap.fill(f"{field}: {words}", 112, initial_indent="    ", subsequent_indent=" " * 12))
             if text:
                 part.append(textwrap.fill(text, 112, initial_indent=" " * 8, subsequent_indent=" " * 8))
         parts.append("\n".join([*part, ""]))

@@ -219,6 +219,7 @@ class BondAct:
     because: str
     under: str  # name of the rule
     seen_ns: int  # the measurement behind it
+    paths: tuple[Path, ...] = ()  # that leave by the bond
     over: bool = False  # nothing of ours is in force then
     failed_trial: bool = False  # what we had selected was no better
 
@@ -238,6 +239,7 @@ class Change:
     undecided: bool = False  # the weights stay as they are, whatever the paths' states ask for
     alone: frozenset[str] = frozenset()  # addresses of which one path is bad and no other address says so
     failure: bool = False  # whether a path that is taken down with it has failed
+    paths: tuple[Path, ...] = ()  # whose states led to it
 
     @property
     def moves(self) -> bool:

@@ -698,6 +698,7 @@ def act(at_ns: int = AT_NS, number: int = 1, **changes: Any) -> Act:
         "before": {"11": 5, "12": 5},
         "after": {"11": 1, "12": 9},
         "because": "queueing 41 ms > 5 ms for 60 ms on rail1",
+        "paths": [path(1)],
         "under": "drain-congested",
         "outcome": "applied",
         "seen_ns": at_ns - 3_000_000,

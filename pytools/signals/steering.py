@@ -93,3 +93,6 @@ class Act(Signal, frozen=True, kw_only=True, tag="act"):
     # called), alert or operator
     actuator: str = ""
     moves: str = ""  # what such a change moves, in words
+    paths: list[Path] = msgspec.field(
+        default_factory=list
+    )  # whose measurements led to it, or whose packets it moves or holds

@@ -16,7 +16,7 @@ import msgspec
 from pytools import directories
 from pytools.errors import SwerveError
 from pytools.ipc.client import Client
-from pytools.signals import Act, header, nexthop_name
+from pytools.signals import Act, Path, header, nexthop_name
 from steering.acting.rollback import Undone
 from steering.plan import BondAct, Change, Group, Hold, Target, kind_of, title
 
@@ -67,6 +67,7 @@ def _made(
     at_ns: int | None = None,
     name: str = "",
     failure: str = "",
+    paths: Iterable[Path] = (),
     **rest: Any,
 ) -> Act:
     """An act; decided now unless that was earlier, under a new name unless it has one."""
@@ -79,6 +80,7 @@ def _made(
         outcome=outcome,  # type: ignore[arg-type]
         seen_ns=seen_ns,
         decided_ns=now if decided_ns is None else decided_ns,
+        paths=list(dict.fromkeys(paths)),
         **({"acknowledged_ns": None} | rest),
     )
 
@@ -105,6 +107,7 @@ def act(
         before=group.named(change.before),
         after=group.named(change.after),
         under=change.under,
+        paths=change.paths,
         acknowledged_ns=acknowledged_ns,
     )
 
@@ -125,6 +128,7 @@ def alert(host: str, said: Alert) -> Act:
         before={},
         after={str(said.path): int(said.holds)},
         under=said.rule,
+        paths=[said.path],
         actuator="alert",
         moves="nothing: it only says so",
     )
@@ -154,6 +158,7 @@ def rerouted(host: str, moved: Moved, now: int) -> Act:
         before={names[0]: 1, names[1]: 0},
         after={names[0]: 0, names[1]: 1},
         under=standby.under,
+        paths=[standby.path, standby.other],
         acknowledged_ns=moved.first_ns,
     )
 
@@ -192,6 +197,7 @@ def flow_act(
         before=dict(act.before),
         after=dict(act.after),
         under=act.under,
+        paths=[*(path for path, _ in act.troubles), *(path for path in act.left if path is not None)],
         acknowledged_ns=acknowledged_ns,
     )
 
@@ -243,6 +249,7 @@ def _around_ways(
         before=dict(way.before),
         after=dict(way.after),
         under=under,
+        paths=[way.path],
         acknowledged_ns=acknowledged_ns,
     )
 
@@ -262,6 +269,7 @@ def bond_act(
         before={before: 1} if before == after else {before: 1, after: 0},
         after={after: 1} if before == after else {before: 0, after: 1},
         under=act.under,
+        paths=act.paths,
         acknowledged_ns=acknowledged_ns,
     )
 
@@ -284,6 +292,7 @@ def notified(host: str, hook: str, to: str, notice: Notice, over: bool, outcome:
         before={to: int(over)},
         after={to: int(not over)},
         under=notice.rule,
+        paths=[notice.path],
     )
 
 
@@ -297,6 +306,7 @@ def hold_act(host: str, hold: Hold, outcome: Outcome, because: str, decided_ns: 
         actuator="hold",
         moves="no packets: they wait at this host while the queue on the path is longer than the threshold",
         under=hold.under,
+        paths=[hold.path],
     )
 
 

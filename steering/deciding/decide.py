@@ -77,7 +77,8 @@ def _decide_group(
     )
     if not live or unmeasured is not None:
         which = "no path of it is measured" if unmeasured is None else f"{unmeasured.path} is not measured"
-        return _back_to_original(group, votes, f"original weights: {which}", ordered)
+        plan = _back_to_original(group, votes, f"original weights: {which}", ordered)
+        return plan if unmeasured is None else replace(plan, paths=(unmeasured.path, *plan.paths))
     votes = [vote for vote in votes if vote.path.address in live]
     why = _not_to_be_told(policy, group, votes, live, now)
     # Weight taken from another path would reach this one, unless the operator drained it.
@@ -120,10 +121,15 @@ def _decide_measured(
     wanted = _weights(group, shares)
     if not wanted:  # possible only when the group itself was changed by somebody else
         return _back_to_original(group, votes, "original weights: no path would be left", {})
-    because, under = _why(policy, group, votes, shares, {vote.path: vote for vote, _ in granted}, ordered)
+    because, under, about = _why(policy, group, votes, shares, {vote.path: vote for vote, _ in granted}, ordered)
     down = tuple((vote.path, share) for vote, share in granted)
     failure = any(vote.due is not None and vote.health.readings[vote.due].failure for vote, _ in granted)
-    return Change(group.target, group.current, wanted, because, under, down, tuple(held), failure=failure, alone=alone)
+    return Change(
+        *(group.target, group.current, wanted, because, under, down, tuple(held)),
+        failure=failure,
+        alone=alone,
+        paths=about,
+    )
 
 
 def _alone(votes: list[_Vote], witnesses: list[_Vote]) -> frozenset[str]:
@@ -302,8 +308,8 @@ def _why(
     shares: Mapping[int, float],
     granted: Mapping[Path, _Vote],
     ordered: Mapping[int, str],
-) -> tuple[str, str]:
-    """Because and under, of what differs from the weights in force."""
+) -> tuple[str, str, tuple[Path, ...]]:
+    """Because and under, of what differs from the weights in force, and the paths that it is about."""
     before, after = shares_of(group, group.current), shares
     if group.exclusive:
         after = shares_of(group, _weights(group, shares))
@@ -311,7 +317,8 @@ def _why(
     said = [v for v in votes if v.member in moved and (v.path in granted or v.health.rule is not None)]
     reasons = [ordered[member] for member in sorted(moved & ordered.keys())]
     rules = ["operator"] if reasons else []
-    for vote in said or granted.values():
+    about = said or list(granted.values())
+    for vote in about:
         number = vote.due if vote.path in granted else vote.health.rule
         assert number is not None
         rule = policy.rules[number]
@@ -322,7 +329,8 @@ def _why(
         else:
             reasons.append(f"{vote.path}: {vote.health.because}")
         rules.append(rule.name)
-    return "; ".join(dict.fromkeys(reasons)) or "as the paths' states ask", ", ".join(dict.fromkeys(rules))
+    because = "; ".join(dict.fromkeys(reasons)) or "as the paths' states ask"
+    return because, ", ".join(dict.fromkeys(rules)), tuple(vote.path for vote in about)
 
 
 def shares_of(group: Group, weights: Weights) -> dict[int, float]:

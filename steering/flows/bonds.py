@@ -76,7 +76,7 @@ class BondEngine:
                 if kept.former:
                     why = f"{bond.port(kept.bond.active)} was selected, but {bond.port(bond.active)} is active now: "
                     why += "the bond's monitor or somebody else selected it, and it stays"
-                    lost.append(BondAct(bond, bond.active, why, "bonds", now, over=True))
+                    lost.append(BondAct(bond, bond.active, why, "bonds", now, tuple(kept.paths), over=True))
                     kept.former = 0
             kept.bond, kept.paths = bond, []
         for path in self._known.evidence.paths:
@@ -120,7 +120,8 @@ class BondEngine:
                 return
             lasted = duration_text(self._wanted.trial)
             why = f"no better {lasted} after {bond.port(bond.active)} was selected: {said.because}"
-            yield BondAct(bond, kept.former, why, said.under or "bonds", said.seen_ns, over=True, failed_trial=True)
+            about = said.under or "bonds", said.seen_ns, tuple(kept.paths)
+            yield BondAct(bond, kept.former, why, *about, over=True, failed_trial=True)
             return
         if said.state != "bad" or not bond.active:
             kept.held = said.because if said.state == "unknown" else ""
@@ -129,7 +130,8 @@ class BondEngine:
         if on_trial:
             kept.held = f"{bond.port(bond.active)} is active for less than {duration_text(self._wanted.trial)}"
         if not kept.held:
-            yield BondAct(bond, port, said.because, said.under, said.seen_ns, over=port == kept.former)
+            about = said.under, said.seen_ns, tuple(kept.paths)
+            yield BondAct(bond, port, said.because, *about, over=port == kept.former)
 
     def _next(self, kept: _Kept, now: int) -> tuple[int, str]:
         """The port to select, or why there is none."""

@@ -8,14 +8,20 @@ from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
-from steering_kit import ORIGINAL, group
+from steering_kit import ORIGINAL, group, path
 
 from pytools.errors import SwerveError
 from pytools.kernel import netns
-from steering.acting import journal
+from pytools.signals import decode, encode
+from steering.acting import journal, messages
 from steering.acting.messages import Output
 from steering.acting.weights import Acting
-from steering.plan import Change, overlay_target
+from steering.actuators.standbys import Moved
+from steering.deciding.engine import Alert
+from steering.flows.hidden_ways import WayAct
+from steering.flows.labels import LabelAct
+from steering.flows.plan import FlowAct
+from steering.plan import Change, Hold, HoldLimits, StandBy, overlay_target
 
 DRAINED = ((12, 1),)
 SCOPE = netns.scope()
@@ -188,3 +194,39 @@ def test_a_target_whose_route_went_is_not_in_force_any_more(world):
     world.acting.carry_out_all([change(1)])
     world.acting.follow({name: each for name, each in world.groups.items() if name != target(1)})
     assert journal.read(world.file).in_force(SCOPE) == {}
+
+
+ONE, TWO = path(1), path(2)
+WAY = WayAct(ONE, {}, {}, "dead", 1)
+FLOWS = FlowAct("pin", target(1), (), "", "", 1, troubles=((TWO, 0),), left=(ONE, None, TWO))
+
+
+@pytest.mark.parametrize(
+    ("act", "paths"),
+    [
+        (messages.act("h1", group({1: []}), replace(change(1), paths=(ONE, TWO, ONE)), "applied", 1, 2), [ONE, TWO]),
+        (messages.alert("h1", Alert(ONE, "rule", True, "slow", 1)), [ONE]),
+        (
+            messages.rerouted("h1", Moved(StandBy(ONE, (), TWO, target(1), 12, "dead"), 1, 9, 1, 1, True), 2),
+            [ONE, TWO],
+        ),
+        (
+            messages.flow_act(
+                "h1",
+                FLOWS,
+                "applied",
+                2,
+            ),
+            [TWO, ONE],
+        ),
+        (messages.port_act("h1", WAY, "applied", 2), [ONE]),
+        (messages.label_act("h1", LabelAct(WAY), "applied", 2), [ONE]),
+        (messages.subflow_act("h1", WAY, "applied", 2, 3), [ONE]),
+        (messages.hold_act("h1", Hold(ONE, (), HoldLimits(1, 2, 3, 4, 5), "short"), "applied", "", 2), [ONE]),
+        (messages.order("h1", "freeze", "", True), []),
+    ],
+    ids=lambda value: getattr(value, "actuator", ""),
+)
+def test_an_act_names_each_of_its_paths_once(act, paths):
+    assert act.paths == paths
+    assert decode(encode(act)) == act

@@ -11,7 +11,7 @@ from steering_kit import MS, SECOND, measured
 
 from pytools.errors import SwerveError
 from pytools.signals import Path
-from steering.acting import bond_ports
+from steering.acting import bond_ports, messages
 from steering.acting.bond_ports import Selected
 from steering.actuators import bonds
 from steering.deciding.engine import Engine
@@ -99,6 +99,7 @@ def test_another_port_is_selected_when_all_paths_are_bad_and_stays_if_it_is_bett
     [(_, act)] = world.acts
     assert act.because.startswith("every path by eth0 of bond0, to h2, h3, is bad: h1>h2 dev bond0")
     assert (act.under, act.over) == ({"dead": "dead", "slow": "congested"}[bad], False)
+    assert sorted(messages.bond_act("h1", act, "applied", world.now).paths) == sorted(world.paths)
     assert world.run(20 * SECOND) == [] and world.engine.facts()[0]["former"] == "eth0"
 
 

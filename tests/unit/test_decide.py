@@ -69,6 +69,7 @@ def test_a_bad_path_is_taken_out_and_the_plan_says_why():
     assert plan.granted == ((path(1), 0.0),)
     assert plan.under == "leave-congested-rail"
     assert plan.because == ("h1>h2 dev rail1 via 10.1.1.1: queueing delay p50 20 ms ± 1 us, above 5 ms for 1 s")
+    assert plan.paths == (path(1),)
 
 
 def test_when_everything_looks_bad_nothing_is_changed():
@@ -170,6 +171,7 @@ def test_a_path_that_fell_silent_gives_the_group_its_original_weights_back():
     plan = two_rails(down, gone, current={12: 1})
     assert plan.after == ORIGINAL
     assert plan.lifted == {path(1)}, "to go down again it must be bad again, within the limits"
+    assert plan.paths == (path(2),)
 
 
 def dead(then="drained"):
@@ -254,7 +256,8 @@ def test_the_share_is_of_the_weight_not_of_the_members():
 
 def test_a_returning_path_has_the_share_of_its_step():
     coming = state(POLICY_OF_TWO, 0, then="returning")
-    assert two_rails(coming, good(), current={12: 1}).after == ((11, 1), (12, 10))
+    plan = two_rails(coming, good(), current={12: 1})
+    assert (plan.after, plan.paths) == (((11, 1), (12, 10)), (path(1),))
     assert two_rails(replace(coming, step=1, share=0.5), good(), current={12: 1}).after == ((11, 5), (12, 10))
     assert two_rails(replace(coming, step=2, share=1.0), good(), current={12: 1}).after == ORIGINAL
 

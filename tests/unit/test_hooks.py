@@ -669,3 +669,4 @@ def test_a_replay_tells_who_would_have_been_called(tmp_path):
 def test_acts_of_hooks_are_signals():
     act = messages.notified("h1", "noc", "POST x", notice(), False, "applied")
     assert isinstance(act, Act) and act.acknowledged_ns is None and os.fsdecode(encode(act))
+    assert act.paths == [notice().path]

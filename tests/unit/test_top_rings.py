@@ -148,8 +148,8 @@ def test_states_are_told_when_they_change_and_bad_ones_from_the_start() -> None:
 
 
 def test_an_act_belongs_to_the_paths_that_its_group_carries_or_that_it_names() -> None:
-    named = samples.act(number=2, target="overlay:main:10.9.3.0/24", because="h1>h2 dev rail1: 3 probes overtaken")
-    other = samples.act(number=3, target="nexthop_group:999", because="h1>h2 dev rail11: slow; h11>h2 dev rail1: slow")
+    named = samples.act(number=2, target="overlay:main:10.9.3.0/24", paths=[samples.path(3), samples.path(1)])
+    other = samples.act(number=3, target="nexthop_group:999", paths=[samples.path(1, "h3"), samples.path(11)])
     about = known(samples.nexthop_group(), samples.act(number=1), named, other)
     assert [event.signal.act_id for event in about.about(samples.path(1))] == ["a1", "a2"]  # type: ignore[union-attr]
     assert [event.signal.act_id for event in about.about(samples.path(2))] == ["a1"]  # type: ignore[union-attr]

@@ -7,7 +7,6 @@ paths, flows, queue pairs, events. One thread.
 from __future__ import annotations
 
 import copy
-import re
 from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
@@ -178,12 +177,11 @@ class Known:
         carrier = self.shares.carrier(self.model, path)
         group = None if carrier is None else self.model.of(NexthopGroup).get(carrier[0])
         ends = tuple(f":{prefix}" for prefix in group.destinations) if group is not None else ()
-        named = re.compile(rf"(?<!\w){re.escape(place_of(path))}(?!\w)")
         found = [*self.of_path.get(path, ())]
         for event in self.events:
             match event.signal:
                 case Act():
-                    if (ends and event.signal.target.endswith(ends)) or named.search(event.why):
+                    if path in event.signal.paths or event.signal.target.endswith(ends):
                         found.append(event)
                 case LinkEvent():
                     if event.signal.interface == path.interface:
