@@ -14,7 +14,7 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
-import cilium_objects
+import node_objects
 import pin_kit
 import pytest
 import support
@@ -31,7 +31,7 @@ from pytools.sources import programs
 __all__ = ["compiled_once", "hosts", "rails"]  # fixtures
 
 PROBES, DATAGRAMS = 40, 50
-CILIUM = os.environ.get("SWERVE_TEST_CILIUM")  # bpf_host.c, compiled: its programs take the place of empty ones
+NODE = os.environ.get("SWERVE_TEST_NODE")  # Cilium's or Calico's objects: their programs take the place of empty ones
 _LINK_UPDATE = 29
 _BEHIND_OURS = 30000
 _PARENTS = {"ingress": 0xFFFFFFF2, "egress": 0xFFFFFFF3}
@@ -63,12 +63,12 @@ class Theirs:
             self.programs[direction] = fd
 
     def _loaded(self) -> dict[str, int]:
-        """New programs: empty ones, unless an object of Cilium is named."""
-        if not CILIUM:
+        """New programs: empty ones, unless objects are named."""
+        if not NODE:
             return {each: self._closing.enter_context(features.loaded(features.NOTHING)) for each in _PARENTS}
         with inside(self._netns):
-            constants = cilium_objects.constants(self._interface, self._address)
-        return self._closing.enter_context(contextlib.closing(cilium_objects.Host(Path(CILIUM), constants))).fds
+            made = node_objects.Node(Path(NODE), self._interface, self._address)
+        return self._closing.enter_context(contextlib.closing(made)).fds
 
     def _replace_filter(self, direction: str, fd: int) -> None:
         with IPRoute() as ip:
