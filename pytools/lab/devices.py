@@ -19,7 +19,7 @@ from pyroute2 import WireGuard
 from pyroute2.netlink import nla, nlmsg
 
 from pytools.errors import CapabilityError
-from pytools.kernel.netlink.generic import Family
+from pytools.kernel.netlink import teams
 from pytools.kernel.netlink.routing import Netlink
 from pytools.kernel.netlink.socket import CREATE, EXCLUSIVE, NetlinkError, attribute
 from pytools.kernel.netns import inside
@@ -41,7 +41,6 @@ _OPTION: Final = {  # what a kernel is configured with that has them
 }
 _BOND_MODES: Final = {"bond": 1, "bond-xor": 2}  # active-backup, balance-xor
 _OF_TWO: Final = {*_BOND_MODES, "team"}
-_SET_OPTIONS, _STRING, _BINARY = 1, 5, 11  # TEAM_CMD_OPTIONS_SET; NLA_*
 _PORTS_HASH: Final = (  # the ports of IPv6 behind its header, else what IPv4 without options has there
     (0x28, 0, 0, 12),  # ldh [12]
     (0x15, 0, 2, 0x86DD),  # jeq #0x86dd
@@ -212,14 +211,8 @@ _OPTIONS: Final[dict[str, Callable[[_Outer], bytes]]] = {
 
 def _balance(index: int) -> None:
     """Have a team that has no port yet hash flows by their ports, by a classic BPF program."""
-    program = b"".join(struct.pack("=HBBI", *each) for each in _PORTS_HASH)
-    with Family("team") as team:
-        for name, kind, value in (("mode", _STRING, b"loadbalance\0"), ("bpf_hash_func", _BINARY, program)):
-            option = attribute(1, f"{name}\0".encode()) + attribute(3, bytes([kind])) + attribute(4, value)
-            body = _number(1, index) + attribute(2, attribute(1, option))
-            refusal = team.change(_SET_OPTIONS, body, f"setting {name} of a team")
-            if refusal is not None and refusal.code != errno.ESRCH:  # it is set, and nobody listens to the news of it
-                raise refusal
+    teams.set_option(index, "mode", "loadbalance")
+    teams.set_option(index, "bpf_hash_func", b"".join(struct.pack("=HBBI", *each) for each in _PORTS_HASH))
 
 
 def _exchange_keys(places: tuple[str, str], names: tuple[str, str], outer: list[str], port: int) -> None:

@@ -1,4 +1,4 @@
-"""Families of generic netlink, which the kernel numbers when it starts: found by name, asked for changes.
+"""Families of generic netlink, which the kernel numbers when it starts: found by name, asked, and asked for changes.
 
 Of the network namespace in which a `Family` is made. One thread per `Family`.
 """
@@ -40,6 +40,11 @@ class Family(Closing):
         """Ask for a change; its refusal."""
         [refusal] = self._socket.change_bodies([_HEADER.pack(command, _VERSION) + body], self._id, 0, what)
         return refusal
+
+    def answers(self, command: int, body: bytes, what: str) -> list[bytes]:
+        """All parts of an answer, without their headers."""
+        parts = self._socket.get_bodies(_HEADER.pack(command, _VERSION) + body, self._id, what)
+        return [part[_HEADER.size :] for part in parts]
 
     def close(self) -> None:
         self._socket.close()

@@ -18,6 +18,7 @@ from pytools.kernel.netlink.bonds import BondRow, Bundle, PortRow, bond_of, port
 from pytools.kernel.netlink.monitor import OVERRUN, Group, Monitor
 from pytools.kernel.netlink.routing import Netlink
 from pytools.kernel.netlink.socket import NetlinkError
+from pytools.kernel.netlink.teams import hashing
 
 _NEW_LINK, _DEL_LINK, _GET_LINK = 16, 17, 18
 _NEW_ADDRESS, _DEL_ADDRESS = 20, 21
@@ -236,7 +237,8 @@ class Tables:
         if not several:
             return Stack(lowers, {}, {}, {})
         rows = {row.index: row for row in map(link_of, bodies)}
-        found = {index: _bundle(index, is_team, lowers[index], rows) for index, is_team in several.items()}
+        teams = hashing([index for index, is_team in several.items() if is_team]) if any(several.values()) else set()
+        found = {index: _bundle(index, index in teams, lowers[index], rows) for index in several}
         bundles = {index: bundle for index, bundle in found.items() if bundle is not None}
         bonds = {index: bond for index in several if index in rows and (bond := rows[index].bond) is not None}
         ports = {port: index for index in several for port in lowers[index]}
@@ -358,11 +360,11 @@ def _first(of: Collection[int], index: int, lowers: Mapping[int, set[int]]) -> i
     return index if index in of else 0
 
 
-def _bundle(index: int, is_team: bool, ports: set[int], rows: Mapping[int, LinkRow]) -> Bundle | None:
+def _bundle(index: int, is_hashing: bool, ports: set[int], rows: Mapping[int, LinkRow]) -> Bundle | None:
     """A bond or team as one that hashes flows; None: it does not, as far as is known, or it has one port."""
     above = rows.get(index)
     members = [rows[each] for each in sorted(ports) if each in rows]
-    if above is None or len(members) < 2 or not (is_team or (above.bond is not None and above.bond.hashes)):
+    if above is None or len(members) < 2 or not (is_hashing or (above.bond is not None and above.bond.hashes)):
         return None
     states = tuple((row.name, row.carrier, row.port and (row.port.active, row.port.aggregator)) for row in members)
     policy = "" if above.bond is None else f"{above.bond.mode} {above.bond.policy}"

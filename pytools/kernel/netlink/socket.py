@@ -95,6 +95,10 @@ class NetlinkSocket:
         """Ask for one object with a request that is encoded already; the answer without its header, not decoded."""
         return self._exchange(self._framed(body, msg_type, 0), _body, what, until_end=False)[0]
 
+    def get_bodies(self, body: bytes, msg_type: int, what: str) -> list[bytes]:
+        """The same for an answer of several parts, whose end is marked."""
+        return self._exchange(self._framed(body, msg_type, 0), _body, what, until_end=True)
+
     def change_bodies(
         self, bodies: Sequence[bytes], msg_type: int, msg_flags: int, what: str
     ) -> list[NetlinkError | None]:
