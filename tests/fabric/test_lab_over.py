@@ -107,9 +107,14 @@ def check_probed(lab: Lab, families: tuple[int, ...]) -> None:
 @pytest.mark.deadline(240)
 @pytest.mark.parametrize("lab", [PARAMS["bond-xor"], params("team")["team"]], indirect=True, scope="module")
 def test_the_port_of_a_bond_or_team_that_loses_silently_is_named(lab: Lab) -> None:
+    check_port_named(lab, (4, 6))
+
+
+def check_port_named(lab: Lab, families: tuple[int, ...]) -> None:
     """One of the two cables of rail 1 drops the UDP that arrives at its end, and keeps its carrier."""
     made = watching.watchers(lab, probe=Probe(sweep_per_s=40), links=Links(mtu_interval_s=0))
     near, rail = lab.hosts[0], lab.rails[0]
+    addresses = [lab.hosts[1].service if family == 4 else lab.hosts[1].service6 for family in families]
     ways: dict[tuple[str, int], PathWay] = {}
     with contextlib.ExitStack() as stack:
         for each in made:
@@ -126,13 +131,13 @@ def test_the_port_of_a_bond_or_team_that_loses_silently_is_named(lab: Lab) -> No
 
         def states() -> dict[tuple[str, str], str]:
             for signal in told.read():
-                if isinstance(signal, PathWay):
+                if isinstance(signal, PathWay) and signal.path.address in addresses:
                     ways[f"{signal.path.interface} {signal.path.address}", signal.way] = signal
             return {(path, signal.lower): signal.state for (path, _), signal in ways.items()}
 
         keys = {
             (f"rail{number} {address}", f"cable{cable}-rail{number}")
-            for number, address in itertools.product((1, 2), (lab.hosts[1].service, lab.hosts[1].service6))
+            for number, address in itertools.product((1, 2), addresses)
             for cable in (1, 2)
         }
         healthy = dict.fromkeys(keys, "healthy")
@@ -141,11 +146,7 @@ def test_the_port_of_a_bond_or_team_that_loses_silently_is_named(lab: Lab) -> No
             assert way.ways == 2 and way.router == "" and way.confidence >= 0.99
             assert len(way.ports) >= 10, way
         port = f"cable2-{rail.ports[0].name}"
-        support.run(["tc", "-n", rail.netns, "qdisc", "add", "dev", port, "ingress"])
-        for protocol, header in (("ip", "ip"), ("ipv6", "ip6")):  # neighbours are asked for by either port
-            into = ["filter", "add", "dev", port, "ingress", "prio", "1" if header == "ip" else "2"]
-            udp = ["u32", "match", header, "protocol", "17", "0xff", "action", "drop"]
-            support.run(["tc", "-n", rail.netns, *into, "protocol", protocol, *udp])
+        drop_udp(lab, port)
         sick = healthy | {key: "dead" for key in keys if key[1] == "cable2-rail1"}
         watching.work_until(made, lambda: states() == sick, "the port is named", 60)
 
@@ -155,6 +156,16 @@ def test_the_port_of_a_bond_or_team_that_loses_silently_is_named(lab: Lab) -> No
         watching.work_until(made, located, "the loss is before the first router", 90)
         support.run(["tc", "-n", rail.netns, "qdisc", "del", "dev", port, "ingress"])
         watching.work_until(made, lambda: states() == healthy, "it is healthy again", 90)
+
+
+def drop_udp(lab: Lab, port: str) -> None:
+    """At an interface at rail 1's end; neighbours are asked for by it all the same."""
+    netns = lab.rails[0].netns
+    support.run(["tc", "-n", netns, "qdisc", "add", "dev", port, "ingress"])
+    for protocol, header in (("ip", "ip"), ("ipv6", "ip6")):
+        into = ["filter", "add", "dev", port, "ingress", "prio", "1" if header == "ip" else "2"]
+        udp = ["u32", "match", header, "protocol", "17", "0xff", "action", "drop"]
+        support.run(["tc", "-n", netns, *into, "protocol", protocol, *udp])
 
 
 class Flows:

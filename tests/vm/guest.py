@@ -13,6 +13,7 @@ import json
 import lzma
 import os
 import shlex
+import shutil
 import signal
 import struct
 import subprocess
@@ -215,6 +216,8 @@ class Guest:
 
 def write_script(tests: Sequence[str], shared: Path) -> None:
     """Put what the guest runs where it can read it."""
+    if teamd := os.environ.get("SWERVE_TEST_TEAMD"):  # tests/prove/teamd.py; the guest has a /tmp of its own
+        shutil.copy(teamd, shared / "teamd")
     variables = {
         "SWERVE_SLOW_FACTOR": str(SLOW_FACTOR),
         "SWERVE_GUEST_RESULTS": f"{SHARED_IN_GUEST}/results",
@@ -222,6 +225,7 @@ def write_script(tests: Sequence[str], shared: Path) -> None:
         native_build.VARIABLE: f"{SHARED_IN_GUEST}/{NATIVE}",
         "SWERVE_FORBID_SKIPS": os.environ.get("SWERVE_FORBID_SKIPS", ""),
         "SWERVE_TEST_KIND": os.environ.get("SWERVE_TEST_KIND", ""),  # tests/prove/vrf.py
+        "SWERVE_TEST_TEAMD": f"{SHARED_IN_GUEST}/teamd" if teamd else "",
         "PATH": f"{Path(sys.executable).parent}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
     }
     words = {
