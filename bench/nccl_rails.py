@@ -9,8 +9,8 @@ silent_rail_200ms    swerve with the kernel's own minimum
 controller_killed    SIGKILL for both controllers while the rail is dead, steps from then on
 healthy              the median step while all is well
 congested_rail       rail 1 falls to a tenth of its rate: the median step from 300 ms afterwards on, over that of a job
-                     that has one rail alone; how often a controller called the rail dead, and how often
-                     the kernel took it for silent while its queue grew, and moved packets for a moment
+                     that has one rail alone; how often a controller called the rail dead, before or after, and how
+                     often the kernel moved packets for a moment while its queue grew
 spread               the median step of jobs that began under a policy with `then: spread`, once they were even, beside
                      that of the same jobs before; when the last of their pins was placed, after the first step; how
                      many there were of one host, at most; how many came in the seconds after that
@@ -219,11 +219,9 @@ def congested(options: argparse.Namespace) -> tuple[list[float], int, int]:
             began_ns = time.monotonic_ns()
             lab.congest(1, CONGESTED_RATE)
             found.append(job.median_ms(MOVED_S, OUTAGE_S) / floor_ms)
-            by_death = [
-                each for each in side.changes(began_ns) if each.under == LEAVES_DEAD and each.outcome == "applied"
-            ]
-            rerouted += sum(each.actuator == "reroute" for each in by_death)
-            dead += sum(each.actuator != "reroute" for each in by_death)
+            by_death = [each for each in side.changes(began_ns) if each.under == LEAVES_DEAD]
+            rerouted += sum(each.actuator == "reroute" and each.outcome == "applied" for each in by_death)
+            dead += sum(each.actuator != "reroute" or "it was silent" in each.because for each in by_death)
             note(f"median step on a congested rail {found[-1]:.3f} of that")
             side.explain(began_ns)
             side.heal(1)

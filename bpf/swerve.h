@@ -124,6 +124,8 @@ struct swerve_probe_path {
 	u64 silent_at_ns;	    /* from when on the path is silent unless an answer comes; 0: not known */
 	u64 answered_ns;	    /* when the last answer came; 0: none yet */
 	u64 back_ns;		    /* when the answer came that ended the last silence; 0: there was none */
+	u64 lasted_ns;		    /* that silence, from its first probe on */
+	u64 waited_ns;		    /* from probe to that answer: most of the silence, if it was a queue */
 	u32 overdue;		    /* 1: the agent was woken because the first of the unanswered is overdue */
 	u16 peer_interface;	    /* low bits of the index of the peer's interface that it leads to; 0: not known */
 	u16 bare;		    /* 1: its interface has no Ethernet header */

@@ -50,12 +50,15 @@ static __always_inline bool possible(const struct swerve_probe *record, u64 sent
  * The path answers: nothing that was sent before this moment counts as silence any more. True: the agent must know at
  * once, because it is the path's first answer, or one was overdue.
  */
-static __always_inline bool note_answer(struct swerve_probe_path *path, u64 now)
+static __always_inline bool note_answer(struct swerve_probe_path *path, u64 now, u64 sent_ns)
 {
 	bool news = !path->answered_ns || (path->first_ns && now > path->first_ns + path->grace_ns);
 
-	if (path->silent_at_ns && now >= path->silent_at_ns)
+	if (path->silent_at_ns && now >= path->silent_at_ns) {
+		path->lasted_ns = now - path->first_ns;
+		path->waited_ns = now - sent_ns;
 		path->back_ns = now;
+	}
 	path->unanswered = 0;
 	path->overdue = 0;
 	path->first_ns = 0;
@@ -140,7 +143,7 @@ static __always_inline int accept(struct swerve_probe_slot *slot, struct swerve_
 	if (slot->state != SWERVE_PROBE_ANSWERED) {
 		slot->state = SWERVE_PROBE_ANSWERED;
 		if (!(session->flags & SWERVE_SESSION_SWEEP)) {
-			if (note_answer(path, found->seen_ns))
+			if (note_answer(path, found->seen_ns, slot->sent_ns))
 				wake = BPF_RB_FORCE_WAKEUP;
 			if (note_delay(path, found->t2_ns - found->t1_ns))
 				wake = BPF_RB_FORCE_WAKEUP;

@@ -17,6 +17,7 @@ from pytools import directories
 from pytools.errors import SwerveError
 from pytools.ipc.client import Client
 from pytools.signals import Act, Path, header, nexthop_name
+from pytools.units import duration_text
 from steering.acting.rollback import Undone
 from steering.plan import BondAct, Change, Group, Hold, Target, kind_of, title
 
@@ -143,9 +144,16 @@ def order(host: str, what: str, why: str, begins: bool) -> Act:
 
 
 def rerouted(host: str, moved: Moved, now: int) -> Act:
-    """The kernel has begun to move packets off a silent path, by itself."""
+    """The kernel has begun to move packets off a path by itself: one that is dead, or whose queue became long at once.
+
+    Which of these it is, nobody knows before the next answer.
+    """
     standby, so_far = moved.standby, _packets(moved.packets)
-    why = f"silent while {standby.other} answers" if moved.silent else "it answers again, but not for long enough yet"
+    if moved.since_ns:
+        silent = duration_text(max(moved.first_ns - moved.since_ns, 0))
+        why = f"no answer for {silent} while {standby.other} answers: silent, or a longer queue"
+    else:
+        why = f"{_silence(moved)}; it answers again, but not for long enough yet"
     names = [nexthop_name(each.gateway, each.interface) for each in (standby.path, standby.other)]
     because = f"{standby.path}: {why}; the kernel moved {so_far} so far"
     what = f"fast reroute to {standby.path.destination}"
@@ -154,7 +162,7 @@ def rerouted(host: str, moved: Moved, now: int) -> Act:
         at_ns=now,
         target=standby.target,
         actuator="reroute",
-        moves="every packet that is routed along the silent path",
+        moves="every packet that is routed along this path",
         before={names[0]: 1, names[1]: 0},
         after={names[0]: 0, names[1]: 1},
         under=standby.under,
@@ -163,20 +171,30 @@ def rerouted(host: str, moved: Moved, now: int) -> Act:
     )
 
 
-def reroute_over(act: Act, packets: int, size_bytes: int, lasted_ns: int, now: int) -> Act:
+def reroute_over(act: Act, moved: Moved, packets: int, size_bytes: int, lasted_ns: int, now: int) -> Act:
     """The end of such a move: the path answers again, or nothing is routed along it any more."""
     lasted = f"{_packets(packets)} ({size_bytes:,} bytes) in {lasted_ns / 1e6:,.0f} ms"
+    why = f": {_silence(moved)}" if moved.lasted_ns else ""
     return msgspec.structs.replace(
         act,
         at_ns=now,
         unix_ns=time.time_ns(),
         before=act.after,
         after=act.before,
-        because=f"the kernel moved {lasted}; none any more",
+        because=f"the kernel moved {lasted}; none any more{why}",
         outcome="undone",
         decided_ns=now,
         acknowledged_ns=now,
     )
+
+
+def _silence(moved: Moved) -> str:
+    """What the silence was, once it is over."""
+    if not moved.lasted_ns:
+        return "it was silent"
+    if moved.was_queue:
+        return f"a queue, not a dead path: an answer took {duration_text(moved.waited_ns)}"
+    return f"it was silent for {duration_text(moved.lasted_ns)}"
 
 
 def _packets(count: int) -> str:

@@ -107,4 +107,5 @@ class StandByActing:
         moved = known.latest
         self._seen[name] = moved.packets, moved.bytes
         packets, size = moved.packets - known.before, moved.bytes - known.bytes_before
-        self._output.send(messages.reroute_over(known.act, packets, size, moved.last_ns - known.first_ns, now))
+        lasted_ns = moved.last_ns - known.first_ns
+        self._output.send(messages.reroute_over(known.act, moved, packets, size, lasted_ns, now))

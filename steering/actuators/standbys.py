@@ -32,7 +32,14 @@ class Moved:
     bytes: int  # the same, each segment with its headers
     first_ns: int  # of the present or last move; 0: none yet
     last_ns: int
-    silent: bool  # now; False: the path answers again, and its packets are on hold
+    since_ns: int  # when the first probe left that has no answer; 0: the path answers, and its packets are on hold
+    lasted_ns: int = 0  # the silence that the latest answer ended; 0: it is not over, or nothing is known of it
+    waited_ns: int = 0  # how long that answer took
+
+    @property
+    def was_queue(self) -> bool:
+        """Whether most of the silence was the way of one probe: it was late, and not lost."""
+        return 2 * self.waited_ns > self.lasted_ns
 
 
 class StandBys:
@@ -141,7 +148,7 @@ class StandBys:
             return []
         used = set(np.flatnonzero(self._table.standbys["packets"]).tolist())
         return [
-            Moved(standby, *self._counts(row), silent=bool(self.paths.value(content[0], "silent_at_ns")))
+            Moved(standby, *self._counts(row), *self._silence(content[0]))
             for standby, row, content in self._held.values()
             if row in used
         ]
@@ -149,3 +156,9 @@ class StandBys:
     def _counts(self, row: int) -> tuple[int, int, int, int]:
         packets, size, first, last = self._table.standbys[["packets", "bytes", "first_ns", "last_ns"]][row].tolist()
         return packets, size, first, last
+
+    def _silence(self, path: int) -> tuple[int, int, int]:
+        """Since when a path is silent; or for how long it was, and how long the answer took that ended it."""
+        if self.paths.value(path, "silent_at_ns"):
+            return self.paths.value(path, "first_ns"), 0, 0
+        return 0, self.paths.value(path, "lasted_ns"), self.paths.value(path, "waited_ns")

@@ -68,6 +68,11 @@ class Stream:
             self._near.send(self._sent.to_bytes(8))
         return self._sent
 
+    def burst(self, size: int) -> None:
+        """Send so many bytes at once, in datagrams that count as old."""
+        for _ in range(size // 1000):
+            self._near.send(bytes(1000))
+
     def arrived(self) -> int:
         """The highest number that has arrived since the last call; 0 for none."""
         highest = 0
@@ -141,8 +146,35 @@ def test_the_kernel_leaves_a_silent_rail_by_itself(lab, agents, tmp_path):
         assert begun.under == "leave-dead-rail"
         assert begun.act_id == over.act_id
         assert begun.before == over.after
+        assert "silent, or a longer queue" in begun.because, "nobody can know yet"
         assert "the kernel moved" in over.because
+        assert ": it was silent for" in over.because
         support.wait_until(lambda: stream.passes() and stream.rail() == rail, 30, "the rail is used again")
+
+
+def test_a_queue_that_is_long_at_once_is_told_as_a_queue(lab, agents, tmp_path):
+    """A burst into a port that has become slow: probes behind it are late, and none is lost."""
+    near = kit.Host(lab.hosts[0].netns)
+    with (
+        controlled(near, kit.policy_file(tmp_path, POLICY), "--apply") as first,
+        contextlib.closing(Stream(lab)) as stream,
+    ):
+        support.wait_until(lambda: kit.status(near).get("standbys") == 2, 60, "the stand-bys are armed")
+        support.wait_until(stream.passes, 30, "the stream passes")
+        rail = stream.rail()
+        lab.congest(rail, "1mbit", 100_000, toward=2)
+        stream.burst(40_000)
+
+        def told() -> bool:
+            stream.send()
+            return [act.outcome for act in reroutes(first)] == ["applied", "undone"]
+
+        support.wait_until(told, 30, "both ends are told", every_s=0.002)
+        lab.heal(rail)
+        begun, over = reroutes(first)
+        assert begun.under == "leave-dead-rail"
+        assert "it was silent" not in begun.because
+        assert ": a queue, not a dead path: an answer took" in over.because
 
 
 @pytest.fixture

@@ -370,6 +370,34 @@ def test_a_second_reply_is_a_duplicate_and_a_strangers_is_none(one_sided: tuple[
     assert first.counted() == {"recorded": 3}
 
 
+@pytest.mark.parametrize("answered", [0, 3])
+def test_how_long_a_silence_lasted_and_how_long_the_answer_took_that_ended_it(
+    one_sided: tuple[Host, Replies], answered: int
+) -> None:
+    """The answer to the first probe is late, as after a queue; where those before were lost, it is the last one's."""
+    first, reflector = one_sided
+    path = first.program.paths[0:1]
+    first.program.set_limits(np.array([3]), np.array([0]))
+    asked = []
+    for _ in range(4):
+        first.send(4)
+        asked.append(reflector.take())
+    assert path["silent_at_ns"][0] > 0
+    assert (path["lasted_ns"][0], path["waited_ns"][0]) == (0, 0)
+    began_ns = int(path["first_ns"][0])
+    reply, back = asked[answered]
+    reflector.socket.sendto(reply_to(reply), back)
+    (record,) = first.records(1)
+    seen_ns = int(record["seen_ns"])
+    assert (path["silent_at_ns"][0], path["back_ns"][0]) == (0, seen_ns)
+    assert path["lasted_ns"][0] == seen_ns - began_ns
+    assert path["waited_ns"][0] == seen_ns - int(record["t1_ns"])
+    first.send(4)
+    reflector.socket.sendto(reply_to(reflector.take()[0]), back)
+    first.records(1)
+    assert path["lasted_ns"][0] == seen_ns - began_ns, "no silence since"
+
+
 @pytest.mark.guest(thorough=True)
 def test_each_kind_of_forged_reply_is_refused_and_counted(one_sided: tuple[Host, Replies]) -> None:
     """Each differs from the true reply in one thing; the true one is accepted afterwards all the same."""
