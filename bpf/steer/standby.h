@@ -3,7 +3,8 @@
  * Fast reroute: whether the path that a packet is routed along is silent, and where it goes instead.
  *
  * Packets stay on their stand-by for a hold time after the path answers again. Two paths that are each other's
- * stand-by never pass a packet to and fro: whoever is silent or on hold takes none.
+ * stand-by never pass a packet to and fro: of two that are silent at most one is better than the other, and who is
+ * silent or on hold takes no packets of a path that answers.
  */
 #ifndef SWERVE_STEER_STANDBY_H
 #define SWERVE_STEER_STANDBY_H
@@ -59,23 +60,28 @@ static __always_inline struct swerve_probe_path *path_of(u32 row, u16 generation
 	return path && path->ifindex && path->generation == generation ? path : NULL;
 }
 
+static __always_inline bool is_silent(struct swerve_probe_path *path, u64 now)
+{
+	return path->limit && path->silent_at_ns && now >= path->silent_at_ns;
+}
+
 /* Silent, or answering again for less than the hold time. */
 static __always_inline bool avoided(struct swerve_probe_path *path, u64 now, u64 hold_ns)
 {
-	if (!path->limit)
-		return false;
-	if (path->silent_at_ns && now >= path->silent_at_ns)
-		return true;
-	return path->back_ns && now < path->back_ns + hold_ns;
+	return is_silent(path, now) || (path->limit && path->back_ns && now < path->back_ns + hold_ns);
 }
 
 /*
  * Whether a path that stands by is heard of while the other is not: it has answered a probe since the other's silence
- * began, and leaves fewer than half as many unanswered. Else the peer itself may be gone.
+ * began, and leaves fewer than half as many unanswered. Else the peer itself may be gone. It may be silent itself: the
+ * packets that it takes over make a queue there, in which its probes wait.
  */
-static __always_inline bool better(struct swerve_probe_path *other, struct swerve_probe_path *path)
+static __always_inline bool better(struct swerve_probe_path *other, struct swerve_probe_path *path, u64 now,
+				   u64 hold_ns)
 {
-	return !path->silent_at_ns || (other->answered_ns > path->first_ns && other->unanswered * 2 < path->unanswered);
+	if (!is_silent(path, now))
+		return !avoided(other, now, hold_ns);
+	return other->answered_ns > path->first_ns && other->unanswered * 2 < path->unanswered;
 }
 
 /* The stand-by of a packet that would leave by this interface; NULL: it goes as it is routed. */
@@ -103,7 +109,7 @@ static __always_inline struct swerve_standby *standby_of(struct __sk_buff *skb, 
 		return NULL;
 	}
 	other = path_of(standby->other, standby->other_generation);
-	if (!other || !other->answered_ns || avoided(other, now, settings->hold_ns) || !better(other, path)) {
+	if (!other || !other->answered_ns || !better(other, path, now, settings->hold_ns)) {
 		count(skb, SWERVE_STEER_NO_STANDBY);
 		return NULL;
 	}

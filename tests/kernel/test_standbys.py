@@ -217,7 +217,7 @@ def test_packets_go_as_they_are_routed(world: World, why: str, counted: dict[str
                 world.standbys.renew(time.monotonic_ns(), HOLD_NS)
             case "both silent":
                 world.agent.silence(other)
-                world.agent.record(routed)["unanswered"] = 9 * LIMIT
+                world.agent.record(routed)["unanswered"] = 2 * LIMIT
                 path["silent_at_ns"], path["first_ns"] = time.monotonic_ns() - 1, 1
             case "the other has not answered since":
                 second["answered_ns"] = int(path["first_ns"][0])
@@ -262,6 +262,24 @@ def test_paths_that_stand_by_for_each_other_pass_no_packet_to_and_fro(world: Wor
         world.agent.answers(3 - routed)
         world.agent.record(3 - routed)["back_ns"] = 0
         assert wire.send()[0] == 3 - routed
+
+
+@pytest.mark.parametrize("state", ["silent", "on hold"])
+def test_a_stand_by_that_is_silent_or_on_hold_takes_packets_while_it_is_better(world: World, state: str) -> None:
+    """What it takes over makes a queue there, and probes wait in it: it answers later, the dead path never."""
+    with Wire(world.rails) as wire:
+        routed, _ = wire.send()
+        world.arm(1, 2)
+        world.agent.silence(3 - routed)
+        if state == "on hold":
+            world.agent.answers(3 - routed)
+        dead = world.agent.record(routed)
+        dead["unanswered"] = 2 * LIMIT + 1
+        dead["silent_at_ns"], dead["first_ns"] = time.monotonic_ns() - 1, 1
+        assert wire.send()[0] == 3 - routed
+        assert world.counted() == {"redirected": 1, "rerouted": 1, "no_standby": 1}, "and does not send it back"
+        world.agent.record(3 - routed)["answered_ns"] = 1
+        assert wire.send()[0] == routed, "it has not answered since"
 
 
 def test_a_flow_pinned_to_a_silent_path_goes_as_it_is_routed(world: World) -> None:
