@@ -166,10 +166,12 @@ class Hosts:
             yield server
 
     @contextlib.contextmanager
-    def connected(self, server: socket.socket) -> Iterator[tuple[socket.socket, socket.socket]]:
-        """A connection from the near host: both ends."""
+    def connected(self, server: socket.socket, port: int = 0) -> Iterator[tuple[socket.socket, socket.socket]]:
+        """A connection from the near host, from this port or any: both ends."""
         with self.socket(server.family) as near:
             near.settimeout(30)
+            if port:
+                near.bind(("", port))
             near.connect(server.getsockname()[:2])
             far, _ = server.accept()
             with far:
@@ -816,7 +818,8 @@ def twenty_transfers(hosts: Hosts) -> tuple[object, object]:
     before = {name: hosts.kernel(name) for name in names}
     with hosts.agent() as agent, contextlib.ExitStack() as stack:
         servers = [stack.enter_context(hosts.listener(family)) for family in (0, 1)]
-        ends = [stack.enter_context(hosts.connected(servers[n % 2])) for n in range(20)]
+        # Rows go by port here, and the kernel may give one to a connection of each address family.
+        ends = [stack.enter_context(hosts.connected(servers[n % 2], 40_000 + n)) for n in range(20)]
         hosts.lose("payload", skip=5, lose=1, every=17)
         for near, far in ends:
             exchange(near, far, 150_000)

@@ -231,8 +231,8 @@ PATH = np.dtype(  # struct swerve_probe_path
     {
         "names": ["grace_ns", "limit", "first_ns", "overdue"],
         "formats": ["u8", "u4", "u8", "u4"],
-        "offsets": [40, 56, 120, 152],
-        "itemsize": 176,
+        "offsets": [40, 56, 120, 168],
+        "itemsize": 192,
     }
 )
 
