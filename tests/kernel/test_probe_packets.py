@@ -264,7 +264,7 @@ SECOND_NS = 1000 * MS
         ("as the clocks say", {"base_ns": -5 * MS}, 5 * MS - 1000),
         ("less than nothing, within the error", {"base_ns": 900}, 0),
         ("less than nothing on the way there", {"base_ns": MS}, None),
-        ("less than nothing on the way back", {"base_ns": -5 * MS, "base_round_trip_ns": -2 * MS}, None),
+        ("less than nothing on the way back", {"base_ns": -5 * SECOND_NS, "base_round_trip_ns": -2 * SECOND_NS}, None),
         (
             "the clocks drift",
             {"base_at_ns": 3 * SECOND_NS + 4 - SECOND_NS, "base_drift": -(1 << 32) // 1000},
