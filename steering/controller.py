@@ -166,7 +166,7 @@ class Controller:
         keeps = UsualFile(directories.runtime_dir(self._options.netns), self.engine.usual, self._say)
         self._usual_file = self._stack.enter_context(keeps)
         deadline = confirming.deadline_in(self._options.confirm_ns)
-        locks.lock.say(confirming.facts(deadline) | self._options.facts)
+        locks.lock.say(confirming.facts(deadline) | self._options.facts | {"scope": scope})
         self.desk = self._stack.enter_context(Desk(self._site(folder), deadline))  # the operator's requests
         if self._options.apply:
             self.packets.open()

@@ -87,7 +87,8 @@ def confirm(folder: Path, by: str) -> str:
         If it cannot be written; nothing is confirmed then.
     """
     pidfd = holder_pidfd(folder / journal.LOCK_FILE)
-    deadline = pending(holder(folder / journal.LOCK_FILE))
+    held = holder(folder / journal.LOCK_FILE)
+    deadline = pending(held)
     if pidfd is None:
         raise RefusedError("no controller runs: there is nothing to confirm", "see `swerve steer history`")
     with open(pidfd, "rb", buffering=0):
@@ -99,7 +100,8 @@ def confirm(folder: Path, by: str) -> str:
         if elapsed.now_ns() >= deadline.at_ns:
             raise _too_late()
         with journal.Journal(file) as log:
-            log.write(entry("confirmed", deadline.run, f"confirmed by {by}", "", "command"), sync=True)
+            scope = str((held or {}).get("scope", ""))  # the controller's: this process may be in another namespace
+            log.write(entry("confirmed", deadline.run, f"confirmed by {by}", scope, "command"), sync=True)
         poll = select.poll()
         poll.register(pidfd, select.POLLIN)
         if verdict(file, deadline.run) != "confirmed":

@@ -93,7 +93,9 @@ def test_what_is_confirmed_in_time_stays(unconfirmed):
     support.wait_until(lambda: len(agent.state_log) > seen + 4, 20, "time passes")
     assert host.weights() == STEERED and controller.process.poll() is None
     assert controller.end() == 0
-    assert [e.kind for e in controller.journal()] == ["applied", "confirmed", "undone"]
+    entries = controller.journal()
+    assert [e.kind for e in entries] == ["applied", "confirmed", "undone"]
+    assert len({e.scope for e in entries}) == 1
     agent.close()
 
 

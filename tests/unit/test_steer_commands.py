@@ -29,6 +29,7 @@ from steering.cli import root
 from steering.commands import status, undo
 from steering.control import client, kept_orders, requests, stop_file
 from steering.deciding.overrides import Override, Overrides
+from steering.guarding import confirming
 
 
 class Kernel:
@@ -261,6 +262,19 @@ def test_earlier_boots_are_told_apart(folder, say):
     lines = say("history")[1].splitlines()
     assert lines[::2] == ["-- an earlier boot --", "-- this boot --"]
     assert shown("\n".join(lines[1::2])) == [("applied", "old"), ("applied", "new")]
+
+
+def test_a_confirmation_is_of_the_boot_and_namespace_of_the_run(folder, say):
+    remember(folder, ("applied", "old"), scope=_other("boot", "cookie:1"))
+    here = _other(namespace="cookie:2")
+    deadline = confirming.deadline_in(60 * SECOND)
+    with Lock(folder / journal.LOCK_FILE) as held:
+        held.say(confirming.facts(deadline) | {"scope": here})
+        assert say("confirm")[0] == 0
+    assert journal.read(folder / journal.FILE).entries[-1].scope == here
+    told = [json.loads(line) for line in say("history", "-j", "--all")[1].splitlines()]
+    assert [(each["kind"], each["scope"]) for each in told[1:]] == [("confirmed", here)]
+    assert "-- an earlier network namespace of this name --" in say("history", "--all")[1].splitlines()
 
 
 def test_acts_have_their_boot_and_namespace(folder, say, monkeypatch):
