@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, get_type_hints
 import msgspec
 
 from pytools import directories
-from pytools.config_keys import key_of, quantity, unit_of, written
+from pytools.config_units import key_of, quantity, unit_of, written
 from pytools.directories import read_obeyed
 from pytools.errors import UsageError, not_permitted
 from pytools.yaml_reader import Location, NotYamlError, Reader, decoded

@@ -18,7 +18,7 @@ from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hi
 import msgspec
 
 from pytools import config
-from pytools.config_keys import key_of, unit_of, written
+from pytools.config_units import key_of, unit_of, written
 from pytools.units import SCHEMA_DURATION, SCHEMA_RATE
 from steering.policy.schema import json_schema
 

@@ -25,7 +25,7 @@ from pytools.agent.reload import Slot
 from pytools.agent.scheduler import Scheduler
 from pytools.closing import Closing
 from pytools.config import AgentConfig
-from pytools.config_keys import key_of
+from pytools.config_units import key_of
 from pytools.errors import CapabilityError, SwerveError
 from pytools.estimators.offsets import Offset
 from pytools.ipc.bus import Bus

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from pytools import config
 from pytools.config import AgentConfig, Clocks, Peer, Probe, checked
-from pytools.config_keys import key_of
+from pytools.config_units import key_of
 from pytools.errors import CapabilityError, UsageError
 from pytools.yaml_reader import NotYamlError, Reader, decoded
 from steering.policy import file as policy_file

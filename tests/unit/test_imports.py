@@ -15,7 +15,7 @@ from support import ROOT
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("pytools.errors", "pytools.closing"),
     ("pytools.signals", "pytools.directories", "pytools.yaml_reader", "pytools.owned_files", "pytools.units"),
-    ("pytools.figures", "pytools.config_keys"),
+    ("pytools.figures", "pytools.config_units"),
     ("pytools.kernel", "pytools.estimators", "pytools.config", "pytools.schema"),
     ("pytools.log", "pytools.notify", "pytools.streams"),
     ("pytools.ipc",),

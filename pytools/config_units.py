@@ -1,4 +1,4 @@
-"""Names and quantities of the agent's configuration.
+"""Units in the agent's configuration (config.py has its keys).
 
 In the file a quantity carries its unit (`interval: 20ms`), in the record its name does (`interval_ms`).
 """
