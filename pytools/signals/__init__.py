@@ -14,6 +14,7 @@ from pytools.signals.clocks import Clock, ClockEdge, Collocated, Collocation
 from pytools.signals.codec import UNREADABLE, AnySignal, decode, encode
 from pytools.signals.delays import (
     DELAY_BOUNDS_NS,
+    WAY_LASTS_NS,
     AppDelay,
     Delay,
     Histogram,

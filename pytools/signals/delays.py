@@ -148,6 +148,9 @@ class ProbeSamples(Signal, frozen=True, kw_only=True, tag="probe_samples"):
     extra: list[int] = msgspec.field(default_factory=list)
 
 
+WAY_LASTS_NS: Final = 15_000_000_000  # what was not told of a way for so long, three times in a row, holds no longer
+
+
 class PathWay(Signal, frozen=True, kw_only=True, tag="path_way"):
     """One of the ways of a path: a bond or team of this host, or routers behind the first hop, hash flows over them.
 

@@ -106,3 +106,8 @@ class Job(Signal, frozen=True, kw_only=True, tag="job"):
     ras_ranks: int  # ranks in the latest answer
     lagging: list[JobLag]  # most operations first, at most 16; empty unless `ras` is `ok`
     why: JobVerdict | None = None  # null from an agent that gives none
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        """What tells the jobs of a host apart: two may have one name, by their first ranks here."""
+        return self.job, self.uid, self.ranks[0].owner.pid if self.ranks else 0

@@ -102,6 +102,11 @@ class RdmaQueuePair(Signal, frozen=True, kw_only=True, tag="rdma_qp"):
     backups: list[RdmaBackup] = msgspec.field(default_factory=list)  # of a dead one: what reaches the peer otherwise
     no_backup: str = ""  # of a dead one without: why
 
+    @property
+    def key(self) -> tuple[str, int, int]:
+        """What tells the queue pairs of a host apart: another process may get the number of one that is gone."""
+        return self.device, self.qp_number, self.owner.pid
+
 
 class Suspect(msgspec.Struct, frozen=True):
     """A host or link that several queue pairs show to be slow."""

@@ -71,7 +71,6 @@ def _of_path(row: Any) -> sig.Path:
     return row.path  # type: ignore[no-any-return]
 
 
-_WAYS_NS: Final = 15 * SECOND
 _CLOCK_NS: Final = 10 * SECOND
 # Raw samples are not among them: they are for those who do their own statistics.
 KEPT: Final[dict[type, Kept]] = {
@@ -85,7 +84,7 @@ KEPT: Final[dict[type, Kept]] = {
     sig.HoldState: Kept(_of_path, silent_ns=3 * SECOND, forgotten_ns=FORGOTTEN_NS),
     sig.PathMtu: Kept(_of_path, forgotten_ns=FORGOTTEN_NS),
     sig.PathEcn: Kept(_of_path, forgotten_ns=FORGOTTEN_NS),
-    sig.PathWay: Kept(lambda row: (row.path, row.way), _WAYS_NS, _WAYS_NS),
+    sig.PathWay: Kept(lambda row: (row.path, row.way), sig.WAY_LASTS_NS, sig.WAY_LASTS_NS),
     sig.NexthopGroup: Kept(lambda row: row.group_id),
     sig.Act: Kept(lambda row: (row.at_ns, row.actuator, row.target, row.outcome), most=50),
     sig.Self: Kept(_of_host),
@@ -117,19 +116,22 @@ KEPT: Final[dict[type, Kept]] = {
     ),
     sig.RdmaPort: Kept(lambda row: (row.device, row.port), forgotten_ns=FORGOTTEN_NS),
     sig.RdmaQueuePair: Kept(
-        lambda row: (row.device, row.qp_number, row.owner.pid),
+        lambda row: row.key,
         forgotten_ns=FORGOTTEN_NS,
         most=4096,
         rank=lambda row: (not row.closed, row.at_ns // SECOND, row.outstanding_bytes),
     ),
     sig.RdmaSuspects: Kept(_of_host),
     sig.RdmaSight: Kept(_of_host),
-    sig.Job: Kept(
-        lambda row: (row.job, row.uid, *(rank.owner.pid for rank in row.ranks[:1])), forgotten_ns=15 * SECOND, most=1024
-    ),
+    sig.Job: Kept(lambda row: row.key, forgotten_ns=15 * SECOND, most=1024),
     sig.Gpu: Kept(lambda row: row.uuid, forgotten_ns=FORGOTTEN_NS, most=256),
     sig.GpuClock: Kept(lambda row: row.uuid, forgotten_ns=FORGOTTEN_NS, most=256),
 }
+
+
+def key_of(row: Any) -> Hashable:
+    """What tells a signal from others of its kind."""
+    return KEPT[type(row)].key(row)
 
 
 @dataclass(frozen=True)

@@ -203,7 +203,7 @@ class Evidence:
         return taken if taken or not signal.paths else None
 
     def _queue_pair(self, signal: RdmaQueuePair) -> tuple[Path, ...] | None:
-        key = (signal.device, signal.qp_number, signal.owner.pid)
+        key = signal.key
         before = self._pair_paths.get(key)
         known = None if before is None else self._pairs.one(before, key)
         if known is not None and signal.at_ns < known.at_ns:
@@ -221,8 +221,7 @@ class Evidence:
 
     def _job(self, signal: Job) -> tuple[Path, ...] | None:
         used = [each.path for each in signal.paths if each.path is not None]
-        key = signal.job, signal.uid, signal.ranks[0].owner.pid if signal.ranks else 0
-        taken = tuple(path for path in used if self._known(path, signal) and self._jobs.put(path, signal, key))
+        taken = tuple(path for path in used if self._known(path, signal) and self._jobs.put(path, signal, signal.key))
         return taken if taken or not used else None
 
     def _known(self, path: Path, signal: Signal) -> bool:

@@ -10,12 +10,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from pytools.signals import Path, PathWay
-from pytools.units import SECOND
+from pytools.signals import WAY_LASTS_NS, Path, PathWay
 from steering.policy.actions import AroundWays
 from steering.policy.scope import inside
 
-LASTS_NS: Final = 15 * SECOND  # ways are told every 5 s
 _BEST_FIRST: Final = ("healthy", "unmeasured", "slow", "lossy", "dead")
 
 
@@ -64,7 +62,7 @@ class Ways:
         if (":" in address) != self._is_ipv6 or not inside(address, self._managed):
             return False
         fan = self.fans.get(address)
-        if fan is not None and fan.path != path and now - _told(fan) <= LASTS_NS:
+        if fan is not None and fan.path != path and now - _told(fan) <= WAY_LASTS_NS:
             self._several[address] = now
             return False
         if not signal.router or signal.differs_at is None:
@@ -77,7 +75,7 @@ class Ways:
         of_lowers = [
             state
             for (router, _), (state, told_ns) in fan.states.items()
-            if router == signal.router and now - told_ns <= LASTS_NS
+            if router == signal.router and now - told_ns <= WAY_LASTS_NS
         ]
         state = min(of_lowers, key=_BEST_FIRST.index)
         before = fan.ways.get(signal.router)
@@ -92,9 +90,9 @@ class Ways:
 
     def known(self, fan: Fan, now: int) -> Mapping[str, Way]:
         """The ways that are known now; none where another path leads to the address, too."""
-        if now - self._several.get(fan.path.address, -LASTS_NS) < LASTS_NS:
+        if now - self._several.get(fan.path.address, -WAY_LASTS_NS) < WAY_LASTS_NS:
             return {}
-        return {router: way for router, way in fan.ways.items() if now - way.told_ns <= LASTS_NS}
+        return {router: way for router, way in fan.ways.items() if now - way.told_ns <= WAY_LASTS_NS}
 
     def parted(self, fan: Fan, now: int) -> tuple[frozenset[str], frozenset[str]]:
         """The routers of ways to avoid, and of the others; none of the first while there is no better one."""

@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from pytools.signals import Act, Link, PathWay, Signal
+from pytools.signals import WAY_LASTS_NS, Act, Link, PathWay, Signal
 from pytools.units import SECOND
 from steering.acting import messages
 from steering.deciding.engine import Engine
 from steering.deciding.link_states import REPORT_LIVES_NS
 from steering.flows.bonds import BondEngine
-from steering.flows.hidden_ways import LASTS_NS
 from steering.flows.labels import LabelEngine
 from steering.flows.ports import PortEngine
 from steering.plan import Bond, moves_back
@@ -73,7 +72,7 @@ class Besides:
     @property
     def lasts_ns(self) -> int:
         """How long silence may still lead to something; 0 if there is nothing to decide."""
-        return LASTS_NS + SECOND if self._ports or self._labels else SECOND if self._bonds else 0
+        return WAY_LASTS_NS + SECOND if self._ports or self._labels else SECOND if self._bonds else 0
 
     def take(self, signal: Signal, now: int) -> None:
         self._ways |= isinstance(signal, PathWay)

@@ -97,6 +97,15 @@ def shown(incident: Report) -> Found:
     return Found(page(incident))
 
 
+# ---- what tells subjects apart ----
+
+
+def test_a_queue_pair_number_that_another_process_gets_is_another_pair() -> None:
+    first = samples.rdma_qp(at_ns=1)
+    second = replaced(samples.rdma_qp(at_ns=2), owner=replaced(first.owner, pid=first.owner.pid + 1))
+    assert [len(report(pairs).queue_pairs) for pairs in ([first, first], [first, second])] == [1, 2]
+
+
 # ---- text is text ----
 
 

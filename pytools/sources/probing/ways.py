@@ -25,6 +25,7 @@ from pytools.estimators.windows import MISSING
 from pytools.ipc.bus import Bus
 from pytools.kernel.netlink.bonds import Bundle
 from pytools.log import Level
+from pytools.signals import WAY_LASTS_NS
 from pytools.sources.probing.path_ways import BAD, Hurry, PathWays, Search, Seen
 from pytools.sources.probing.paths import PinnedPath
 from pytools.sources.probing.program import ProbeProgram
@@ -34,7 +35,7 @@ from pytools.sources.probing.tracing import Meeting
 from pytools.units import SECOND
 
 _MOST_ROUTERS: Final = 30
-_TELL_NS: Final = 5 * SECOND
+_TELL_NS: Final = WAY_LASTS_NS // 3
 _LOOK_NS: Final = SECOND  # between two looks at which paths have ways
 _BURST: Final = 8  # probes of a sweep at once
 _HURRIES: Final = 4  # ways with extra probes at once: a dead one is one of each address family

@@ -16,7 +16,7 @@ import msgspec
 from pytools import signals as sig
 from pytools.figures import DIRECTIONS
 from pytools.views.metrics.parts import Key, Row
-from pytools.views.model import is_shown
+from pytools.views.model import is_shown, is_whole_path
 
 _PATHS: Final = 512
 # Kind of row -> how many there can be.
@@ -32,7 +32,6 @@ ROWS: Final = {
 }
 MEMBERS: Final = 16  # of a group
 WAYS: Final = 64  # behind the first hop of a path
-_WAYS_LAST_NS: Final = 15_000_000_000  # they are told every 5 s
 CAUSES: Final = sig.Retransmissions.__struct_fields__
 PORT_EVENTS: Final = ("cnp_received", "cnp_sent", "ecn_marked", "out_of_sequence", "timeouts", "receiver_not_ready")
 EVENTS: Final = get_args(get_type_hints(sig.LinkEvent)["what"])
@@ -184,7 +183,7 @@ def _way(row: Row, signal: sig.PathWay, _epoch: int) -> None:
     known = {
         way: told
         for way, told in before.by_number.items()
-        if told.ways == signal.ways and signal.at_ns - told.at_ns < _WAYS_LAST_NS
+        if told.ways == signal.ways and signal.at_ns - told.at_ns < sig.WAY_LASTS_NS
     }
     if signal.way in known or len(known) < WAYS:
         row.newest[sig.PathWay] = Ways(signal.at_ns, known | {signal.way: signal})
@@ -278,7 +277,7 @@ def _of_tcp(signal: sig.TcpPath) -> Key:
 
 
 def _of_app(signal: sig.AppDelay) -> Key | None:
-    return None if signal.path is None or signal.local else (*_of_path(signal), signal.protocol)
+    return (*_of_path(signal), signal.protocol) if signal.path is not None and is_whole_path(signal) else None
 
 
 def _of_interface(signal: sig.Link | sig.LinkEvent) -> Key:

@@ -101,7 +101,7 @@ class Model:
             self.left_out["name"] += 1
 
     def _take_pair(self, signal: RdmaQueuePair) -> None:
-        key = (signal.device, str(signal.qp_number), str(signal.owner.pid))
+        key = tuple(map(str, signal.key))
         row = self.pairs.row(key, signal.at_ns)
         if row is not None:
             pair_grown(row, signal, self.of_host)

@@ -35,10 +35,9 @@ from pytools.signals import (
     TcpPath,
     nexthop_name,
 )
-from pytools.views.model import is_shown
+from pytools.views.model import SILENT_NS, is_shown
 from pytools.views.report.series import SLOTS, Bands, Bars, Line, Measured, Runs, Series, Spread, Sums
 
-SILENCE_NS: Final = 5_000_000_000  # of what is told about once a second
 _MESSAGES: Final = 8  # bandwidth over sliding windows of so many
 _MEMBERS: Final = 16
 _DELAY, _QUEUEING = Figure(ONE_WAY, "p99"), Figure(QUEUEING, "p99")
@@ -101,7 +100,7 @@ class PathHistory:
         self.lines: Mapping[Figure, Line] = {}  # there
         self.states, self.resent = Bands(), Bars()  # resent: TCP segments, by cause
         self._series = {each: Series() for each in FOLLOWED}
-        self._runs, self._sums = Runs(SILENCE_NS), Sums()
+        self._runs, self._sums = Runs(SILENT_NS), Sums()
         self._delay_ns = self._tcp_ns = 0
         self._hold: Held | None = None
 
@@ -144,7 +143,7 @@ class PathHistory:
                     self._series[figure].add(new.unix_ns, known, bound)
 
     def close(self, until_ns: int, slots: int, acts: tuple[int, ...]) -> None:
-        step_ns = self.window_ns if self.windows else SILENCE_NS
+        step_ns = self.window_ns if self.windows else SILENT_NS
         self.lines = {figure: series.line(step_ns, slots) for figure, series in self._series.items()}
         self.states, self.resent, self.acts = self._runs.bands(until_ns), self._sums.bars(slots), acts
 
@@ -180,7 +179,7 @@ class GroupHistory:
             self._series[name].add(signal.unix_ns, 0)
 
     def close(self, acts: tuple[int, ...]) -> None:
-        self.members = {name: series.line(SILENCE_NS) for name, series in sorted(self._series.items())}
+        self.members = {name: series.line(SILENT_NS) for name, series in sorted(self._series.items())}
         self.acts = acts
 
 
@@ -194,7 +193,7 @@ class ClockHistory:
 
     def _begin(self, host: str) -> None:
         self.host = host
-        self._series, self._spread, self._runs = Series(), Spread(), Runs(SILENCE_NS)
+        self._series, self._spread, self._runs = Series(), Spread(), Runs(SILENT_NS)
 
     def update(self, signal: Clock) -> None:
         if signal.host not in (self.host, signal.reference):
@@ -209,14 +208,14 @@ class ClockHistory:
         self._runs.add(signal.unix_ns, signal.state)
 
     def close(self, until_ns: int) -> None:
-        self.bound, self.states = self._series.line(SILENCE_NS, SLOTS), self._runs.bands(until_ns)
+        self.bound, self.states = self._series.line(SILENT_NS, SLOTS), self._runs.bands(until_ns)
         self.most = self._spread.quantile(1.0)
 
 
 class QueuePairHistory:
     def __init__(self) -> None:
         self.bandwidth, self.verdicts = Line(), Bands()
-        self._series, self._runs = Series(), Runs(SILENCE_NS)
+        self._series, self._runs = Series(), Runs(SILENT_NS)
 
     def update(self, signal: RdmaQueuePair) -> None:
         self.last = signal
@@ -225,7 +224,7 @@ class QueuePairHistory:
         self._runs.add(signal.unix_ns, signal.verdict, signal.reason)
 
     def close(self, until_ns: int) -> None:
-        self.bandwidth, self.verdicts = self._series.line(SILENCE_NS), self._runs.bands(until_ns)
+        self.bandwidth, self.verdicts = self._series.line(SILENT_NS), self._runs.bands(until_ns)
 
 
 class JobHistory:
@@ -233,7 +232,7 @@ class JobHistory:
         self.worst: JobCause | None = None  # the cause that explained most of a step
         self.worst_unix_ns = 0
         self.verdicts = Bands()
-        self._runs = Runs(SILENCE_NS)
+        self._runs = Runs(SILENT_NS)
 
     def update(self, signal: Job) -> None:
         self.last = signal
@@ -263,7 +262,7 @@ class HostHistory:
 
     def heard(self, unix_ns: int) -> None:
         """Something was told by it."""
-        if self.last_unix_ns and unix_ns - self.last_unix_ns > SILENCE_NS:
+        if self.last_unix_ns and unix_ns - self.last_unix_ns > SILENT_NS:
             self.silences += 1
             self.silent_ns += unix_ns - self.last_unix_ns
         self.first_unix_ns = min(self.first_unix_ns or unix_ns, unix_ns)

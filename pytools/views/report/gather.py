@@ -122,9 +122,7 @@ _KINDS: Final[dict[type[Any], _Kind]] = {
     **dict.fromkeys((PathDelay, PathState, HoldState, TcpPath), _PATH),
     NexthopGroup: _Kind("nexthop groups", lambda row: (row.host, row.group_id), 64, lambda _: GroupHistory()),
     Clock: _Kind("clocks", lambda row: (row.reference, row.of), 128, lambda row: ClockHistory(row.host)),
-    RdmaQueuePair: _Kind(
-        "queue pairs", lambda row: (row.host, row.device, row.qp_number), 128, lambda _: QueuePairHistory()
-    ),
+    RdmaQueuePair: _Kind("queue pairs", lambda row: (row.host, *row.key), 128, lambda _: QueuePairHistory()),
     Job: _Kind("jobs", lambda row: (row.host, row.job, row.uid), 64, lambda _: JobHistory()),
     **dict.fromkeys((Self, RdmaSight, RdmaSuspects), _HOST),
 }

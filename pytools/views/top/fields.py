@@ -12,8 +12,8 @@ from typing import Any, Final, Generic, TypeVar
 
 from rich.text import Span, Text
 
-from pytools.signals import AnySignal
 from pytools.views.columns import Column, Listing, Order, much
+from pytools.views.model import key_of
 from pytools.views.top.glyphs import Glyphs
 
 Row = TypeVar("Row")
@@ -54,9 +54,9 @@ class Rows(Generic[Row]):
 
     listing: Listing[Row]
     rows: Sequence[Row]
-    key: Callable[[Row], object]
-    signals: Callable[[Row], Iterable[AnySignal]]
     text: Callable[[Row], str]  # what a text filter looks at
+    signals: Callable[[Row], Iterable[Any]] = lambda row: (row,)
+    key: Callable[[Row], object] = key_of
     dim: Callable[[Row], bool] = lambda _row: False
     nothing: str = "nothing yet"
     by: str = "worst first"  # the usual order, in words

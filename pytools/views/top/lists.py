@@ -81,8 +81,6 @@ def flows(known: Known, now_ns: int) -> Rows[TcpFlow]:
     return Rows(
         Listing(fields, lambda row: (-counts(row).retransmitted, -counts(row).sent_bytes, flow_key(row))),
         list(known.model.of(TcpFlow).values()),
-        key=flow_key,
-        signals=lambda row: (row,),
         text=lambda row: (
             f"{ends(row)} {tables.process(row.owner)} {row.interface} {row.path or ''} {row.namespace} {row.state}"
         ),
@@ -114,8 +112,6 @@ def links(known: Known, now_ns: int) -> Rows[Link]:
     return Rows(
         Listing(fields, lambda row: (row.up and row.carrier, row.interface)),
         list(known.model.of(Link).values()),
-        key=lambda row: row.interface,
-        signals=lambda row: (row,),
         text=lambda row: f"{row.interface} {' '.join(map(str, row.paths))}",
         dim=lambda row: is_silent(row, now_ns),
         nothing="no interface that carries a path has been reported yet",
@@ -154,8 +150,6 @@ def queue_pairs(known: Known, now_ns: int) -> Rows[RdmaQueuePair]:
             lambda row: (rdma_tables.WORST_FIRST.index(row.verdict), -row.outstanding_bytes, row.device, row.qp_number),
         ),
         [row for row in model.of(RdmaQueuePair).values() if not row.closed],
-        key=lambda row: (row.device, row.qp_number, row.owner.pid),
-        signals=lambda row: (row,),
         text=lambda row: (
             f"{row.device} {row.qp_number} {row.owner.command} {row.remote} {row.path or ''} {row.verdict}"
         ),
@@ -181,8 +175,6 @@ def jobs(known: Known, now_ns: int) -> Rows[Job]:
     return Rows(
         Listing(fields, job_tables.jobs(now_ns).usual),
         list(known.model.of(Job).values()),
-        key=lambda row: (row.job, row.uid, *(rank.owner.pid for rank in row.ranks[:1])),
-        signals=lambda row: (row,),
         text=lambda row: f"{row.job} {_why_slow(row)}",
         dim=lambda row: is_silent(row, now_ns),
         nothing="no process here is a rank of a job by its environment, or none has been reported yet",
