@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from markupsafe import Markup
+
 from pytools.views.report import chart, format, scales, tables
 from pytools.views.report.aggregate import GroupHistory, Report
 from pytools.views.report.chart import HEIGHT, Curve, Mark
-from pytools.views.report.markup import Markup
 from pytools.views.report.scales import Span
 
 

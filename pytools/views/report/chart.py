@@ -12,7 +12,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from pytools.views.report.markup import Markup, element, joined
+from markupsafe import Markup
+
+from pytools.views.report.markup import element, joined
 from pytools.views.report.scales import WIDTH, Scale, Span
 from pytools.views.report.series import Bands, Bars, Line, Point
 

@@ -7,11 +7,13 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from markupsafe import Markup
+
 from pytools.units import duration
 from pytools.views.report import chart, format, scales, tables
 from pytools.views.report.aggregate import ClockHistory, Report
 from pytools.views.report.chart import HEIGHT, STYLES, Curve
-from pytools.views.report.markup import Markup, element
+from pytools.views.report.markup import element
 from pytools.views.report.scales import Span
 from pytools.views.tables import offset, ppm
 

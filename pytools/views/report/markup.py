@@ -1,40 +1,55 @@
-"""HTML and SVG as strings that cannot be forgotten to be escaped: whatever is not `Markup` is text. Pure.
+"""HTML from templates of jinja2, and SVG as strings that cannot be forgotten to be escaped. Pure.
 
-Host names, reasons and names of processes are chosen by others. Text is escaped on its way into an element, and what
-does not print (control characters, changes of direction) is replaced by a mark.
+Host names, reasons and names of processes are chosen by others. Text is escaped on its way into an element or a
+template, and what does not print (control characters, changes of direction) is replaced by a mark.
 """
 
 from __future__ import annotations
 
-import html
+import functools
 from collections.abc import Iterable
+from importlib import resources
 from typing import Final
 
-_VOID: Final = frozenset({"meta", "br", "col"})
+import jinja2
+from markupsafe import Markup, escape
+
 _UNPRINTABLE: Final = "\N{REPLACEMENT CHARACTER}"
 
 Attribute = str | int | float | bool | None
 
 
-class Markup(str):
-    """What may stand in a page as it is."""
-
-    __slots__ = ()
+@functools.cache
+def asset(name: str) -> str:
+    """A file of `assets`, with nothing in it replaced."""
+    return resources.files(__package__).joinpath("assets", name).read_text("utf-8")
 
 
 def text(words: str) -> Markup:
-    """Words as they shall be read, whatever is in them."""
-    plain = words if words.isprintable() else "".join(map(_printable, words))
-    return Markup(html.escape(plain))
+    """Words as they shall be read, whatever is in them; markup as it is."""
+    return escape(_printable(words))
 
 
-def _printable(character: str) -> str:
-    return character if character.isprintable() or character == "\n" else _UNPRINTABLE
+def _printable(words: object) -> object:
+    if not isinstance(words, str) or isinstance(words, Markup) or words.isprintable():
+        return words
+    return "".join(each if each.isprintable() or each == "\n" else _UNPRINTABLE for each in words)
+
+
+TEMPLATES: Final = jinja2.Environment(
+    loader=jinja2.FunctionLoader(asset),
+    autoescape=True,
+    finalize=_printable,
+    undefined=jinja2.StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    keep_trailing_newline=True,
+)
 
 
 def joined(parts: Iterable[str], between: str = "") -> Markup:
     """Parts one after the other; those that are not markup are escaped."""
-    return Markup(_safe(between).join(map(_safe, parts)))
+    return text(between).join(map(text, parts))
 
 
 def element(name: str, /, *content: str, **attributes: Attribute) -> Markup:
@@ -48,13 +63,7 @@ def element(name: str, /, *content: str, **attributes: Attribute) -> Markup:
         `class_` stands for class and `_` for `-`; True is an attribute without a value, None and False leave it out.
     """
     opened = "".join(_attribute(key, value) for key, value in attributes.items() if value is not None)
-    if name in _VOID:
-        return Markup(f"<{name}{opened}>")
-    return Markup(f"<{name}{opened}>{''.join(map(_safe, content))}</{name}>")
-
-
-def _safe(part: str) -> str:
-    return part if isinstance(part, Markup) else text(part)
+    return Markup(f"<{name}{opened}>{joined(content)}</{name}>")
 
 
 def _attribute(key: str, value: Attribute) -> str:

@@ -11,12 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from markupsafe import Markup
+
 from pytools.figures import FOLLOWED
 from pytools.signals import Path
 from pytools.units import UNKNOWN
 from pytools.views.report import format
 from pytools.views.report.aggregate import Direction, PathHistory, Report
-from pytools.views.report.markup import Markup, element
+from pytools.views.report.markup import element
 from pytools.views.report.tables import paragraphs, section
 
 STEPS: Final = 7

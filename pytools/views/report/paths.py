@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from markupsafe import Markup
+
 from pytools.figures import FOLLOWED, Measure
 from pytools.signals import Path
 from pytools.units import duration, size
 from pytools.views.report import chart, format, scales, tables
 from pytools.views.report.aggregate import PathHistory, Report
 from pytools.views.report.chart import HEIGHT, Curve, Mark
-from pytools.views.report.markup import Markup, element
+from pytools.views.report.markup import element
 from pytools.views.report.scales import Span
 
 DRAWN: Final = 48  # paths with charts, the worst first

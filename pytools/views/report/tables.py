@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
+from markupsafe import Markup
+
 from pytools.views.report.chart import Curve
 from pytools.views.report.format import UNKNOWN
-from pytools.views.report.markup import Markup, element, joined
+from pytools.views.report.markup import TEMPLATES, joined
 from pytools.views.report.scales import Span, slots
 from pytools.views.report.series import Bars, Point
 
 ROWS: Final = 20
+_PARTS: Final = TEMPLATES.get_template("parts.html").module
 
 
 def table(
@@ -30,27 +33,12 @@ def table(
     ids : sequence of str
         Anchors of the rows, where others refer to them.
     """
-    head = element("tr", *(element("th", name, scope="col") for name in headings))
-    body = []
-    for number, row in enumerate(rows):
-        first, *others = row
-        cells = [
-            element("td", cell, class_=None if name in left else "figure")
-            for name, cell in zip(headings[1:], others, strict=True)
-        ]
-        anchor = ids[number] if ids else None
-        body.append(
-            element("tr", element("th", first, scope="row"), *cells, id=anchor, tabindex=-1 if anchor else None)
-        )
-    whole = element(
-        "table", element("caption", caption), element("thead", head), element("tbody", *body)
-    )  # as wide as it needs: its frame scrolls
-    return element("div", whole, class_="wide", role="region", aria_label=caption, tabindex=0)
+    return _PARTS.table(caption, headings, rows, left, ids)  # type: ignore[attr-defined, no-any-return]
 
 
 def folded(summary: str, *content: str, id_: str | None = None, opened: bool = False) -> Markup:
     """What is shown when asked for."""
-    return element("details", element("summary", summary), *content, id=id_, open=opened)
+    return _PARTS.folded(summary, joined(content), id_, opened)  # type: ignore[attr-defined, no-any-return]
 
 
 def lines_table(span: Span, curves: Sequence[Curve], said: Callable[[float], str]) -> Markup:
@@ -99,13 +87,13 @@ def bars_table(span: Span, counts: Bars, kinds: Sequence[str]) -> Markup:
 
 def figure(caption: str, *content: str) -> Markup:
     """A chart with what belongs to it."""
-    return element("figure", element("figcaption", caption), *content)
+    return _PARTS.figure(caption, joined(content))  # type: ignore[attr-defined, no-any-return]
 
 
 def section(anchor: str, title: str, *content: str) -> Markup:
-    return element("section", element("h2", title, id=anchor, tabindex=-1), *content, aria_labelledby=anchor)
+    return _PARTS.section(anchor, title, joined(content))  # type: ignore[attr-defined, no-any-return]
 
 
 def paragraphs(*words: str) -> Markup:
     """Each as a paragraph; empty ones are left out."""
-    return joined(element("p", each) for each in words if each)
+    return _PARTS.paragraphs(words)  # type: ignore[attr-defined, no-any-return]

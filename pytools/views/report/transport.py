@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from markupsafe import Markup
+
 from pytools.units import bit_rate, duration
 from pytools.views.report import chart, format, scales, tables
 from pytools.views.report.aggregate import PathHistory, QueuePairHistory, Report
 from pytools.views.report.chart import HEIGHT, Curve
-from pytools.views.report.markup import Markup, element
+from pytools.views.report.markup import element
 from pytools.views.report.scales import Span
 from pytools.views.report.series import Bars, Sums
 
