@@ -23,7 +23,7 @@ from support import ROOT
 from pytools.figures import FOLLOWED
 from pytools.signals import AnySignal, Delay, Path
 from pytools.units import duration
-from pytools.views.report import matrix
+from pytools.views.report import matrix, tables
 from pytools.views.report.aggregate import Held, Report, Told
 from pytools.views.report.gather import ACTS, PATHS, Gathering
 from pytools.views.report.markup import element, text
@@ -129,6 +129,13 @@ def test_markup_is_not_escaped_twice_and_text_always_once() -> None:
     assert element("p", element("b", "<&>"), "<i>") == "<p><b>&lt;&amp;&gt;</b>&lt;i&gt;</p>"
     assert element("a", x=None, y=False, z=True, data_t=3, class_="k") == '<a z data-t="3" class="k"></a>'
     assert isinstance(element("p"), Markup) and element("p") + "<" == "<p></p>&lt;"
+
+
+@pytest.mark.parametrize("row", [["a"], ["a", "b", "c"]])
+def test_a_row_has_a_cell_for_each_heading(row: list[str]) -> None:
+    assert "<td>b</td>" in tables.table("t", ["x", "y"], [["a", "b"]], left=["y"])
+    with pytest.raises(ValueError, match=r"zip\(\)"):
+        tables.table("t", ["x", "y"], [row])
 
 
 def hostile() -> list[AnySignal]:

@@ -33,7 +33,8 @@ def table(
     ids : sequence of str
         Anchors of the rows, where others refer to them.
     """
-    return _PARTS.table(caption, headings, rows, left, ids)  # type: ignore[attr-defined, no-any-return]
+    named = [list(zip(headings, row, strict=True)) for row in rows]
+    return _PARTS.table(caption, headings, named, left, ids)  # type: ignore[attr-defined, no-any-return]
 
 
 def folded(summary: str, *content: str, id_: str | None = None, opened: bool = False) -> Markup:
