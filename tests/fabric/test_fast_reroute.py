@@ -106,6 +106,14 @@ class Stream:
         self._far.close()
 
 
+def rail_once_armed(stream: Stream, *hosts: kit.Host) -> int:
+    """The rail that the stream takes, once these hosts have stand-bys for both."""
+    for host in hosts:
+        support.wait_until(lambda host=host: kit.status(host).get("standbys") == 2, 60, f"{host} has stand-bys")
+    support.wait_until(stream.passes, 30, "the stream passes")
+    return stream.rail()
+
+
 @contextlib.contextmanager
 def stopped(*processes: int) -> Iterator[None]:
     """Keep processes from running."""
@@ -127,10 +135,7 @@ def test_the_kernel_leaves_a_silent_rail_by_itself(lab, agents, tmp_path):
         controlled(far, policy, "--apply") as second,
         contextlib.closing(Stream(lab)) as stream,
     ):
-        for host in (near, far):
-            support.wait_until(lambda host=host: kit.status(host).get("standbys") == 2, 60, "both have stand-bys")
-        support.wait_until(stream.passes, 30, "the stream passes")
-        rail = stream.rail()
+        rail = rail_once_armed(stream, near, far)
         with stopped(first.process.pid, second.process.pid):
             lab.cut(rail)
             last = stream.send()
@@ -159,9 +164,7 @@ def test_a_queue_that_is_long_at_once_is_told_as_a_queue(lab, agents, tmp_path):
         controlled(near, kit.policy_file(tmp_path, POLICY), "--apply") as first,
         contextlib.closing(Stream(lab)) as stream,
     ):
-        support.wait_until(lambda: kit.status(near).get("standbys") == 2, 60, "the stand-bys are armed")
-        support.wait_until(stream.passes, 30, "the stream passes")
-        rail = stream.rail()
+        rail = rail_once_armed(stream, near)
         lab.congest(rail, "1mbit", 100_000, toward=2)
         stream.burst(40_000)
 
@@ -199,9 +202,7 @@ def test_a_peer_that_loses_a_carrier_says_so(rarely_probed, tmp_path):
         controlled(near, kit.policy_file(tmp_path, POLICY), "--apply") as first,
         contextlib.closing(Stream(lab)) as stream,
     ):
-        support.wait_until(lambda: kit.status(near).get("standbys") == 2, 60, "the stand-bys are armed")
-        support.wait_until(stream.passes, 30, "the stream passes")
-        rail = stream.rail()
+        rail = rail_once_armed(stream, near)
         lab.cut(rail, 2, carrier=True)
         last = stream.send()
         support.wait_until(lambda: stream.passes(last), 2 * RARELY_S, "the stream goes on by the other rail")
