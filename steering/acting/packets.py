@@ -105,7 +105,7 @@ class PacketActing(Closing):
         why_not = why_not or ("" if guarded() else "there is no live guardian")
         if self.flows.is_open:
             self._maps.turn(now, self.flows.paths)
-        self._standbys.turn(now, self.flows.standbys, self._maps, not why_not)
+        self._standbys.turn(now, self.flows.standbys, self._maps, why_not)
         self._holds.turn(now, self.flows, self._maps.changes, why_not)
 
     def take_back(self, why: str) -> None:

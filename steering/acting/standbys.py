@@ -43,6 +43,7 @@ class StandByActing:
         self._plan_ns = self._changes = 0
         self._refused: Mapping[Path, str] = {}
         self._armed = 0
+        self._why_not = ""  # why none may be used; empty while they may
         self._seen: dict[tuple[Path, Target], tuple[int, int]] = {}  # packets and bytes, after the last move was over
         self._moves: dict[tuple[Path, Target], _Move] = {}
 
@@ -51,20 +52,23 @@ class StandByActing:
         """Whether the policy wants any."""
         return needed(self._policy)
 
-    def facts(self) -> dict[str, int]:
-        """How many paths have a stand-by, for the operator."""
-        return {"standbys": self._armed} if self.needed else {}
+    def facts(self) -> dict[str, object]:
+        """How many paths have a stand-by that the kernel may use, for the operator."""
+        if not self.needed:
+            return {}
+        return {"standbys": 0 if self._why_not else self._armed, "standbys_missing": self._why_not}
 
-    def turn(self, now: int, kernel: StandBys | None, maps: AgentMaps, may_act: bool) -> None:
-        """Arm what is wanted, renew the lease if we may act, and tell what was moved."""
+    def turn(self, now: int, kernel: StandBys | None, maps: AgentMaps, why_not: str) -> None:
+        """Arm what is wanted, tell what was moved, and renew the lease unless there is a reason not to."""
         if kernel is None or not self.needed:
             return
         safety = self._policy.safety
-        kernel.renew(now + safety.lease if may_act else 0, safety.reroute_hold)
         self._tell(kernel.moved(), now)  # first: who is armed anew counts from zero
         if now >= self._plan_ns or self._changes != maps.changes:
             self._plan_ns, self._changes = now + _PLAN_EVERY_NS, maps.changes
             self._plan(kernel)
+        kernel.renew(0 if why_not else now + safety.lease, safety.reroute_hold)  # last: without any armed there is none
+        self._why_not = why_not
 
     # ---- what is wanted ----
 

@@ -188,8 +188,7 @@ def lines_of(facts: dict[str, Any]) -> Iterator[str]:
         yield from managed.lines(facts["managed"])
     yield from _rto_min(facts)
     yield from _weights(facts)
-    if "standbys" in facts:
-        yield f"fast reroute: {facts['standbys']} paths have a stand-by"
+    yield from _standbys(facts)
     yield from _holds(facts)
     for target, why in facts.get("flows_skipped", {}).items():
         yield f"flows of {title(target)} stay as they are: {why}"
@@ -228,6 +227,13 @@ def _rto_min(facts: dict[str, Any]) -> Iterator[str]:
         yield f"minimum RTO of managed routes: {wanted} ms is wanted{'' if facts.get('apply') else ' (dry run)'}"
     elif why := facts.get("rto_min_missing"):
         yield f"no minimum RTO is set: {why}"
+
+
+def _standbys(facts: dict[str, Any]) -> Iterator[str]:
+    if why := facts.get("standbys_missing"):
+        yield f"no fast reroute: {why}"
+    elif "standbys" in facts:
+        yield f"fast reroute: {facts['standbys']} paths have a stand-by"
 
 
 def _holds(facts: dict[str, Any]) -> Iterator[str]:

@@ -148,6 +148,14 @@ def test_labels_pins_and_standbys_are_in_force(more, shown):
     assert shown in status.lines_of(FACTS | more)
 
 
+@pytest.mark.parametrize(
+    ("why", "shown"), [("", "fast reroute: 2 paths have"), ("nobody guards", "no fast reroute: nobody guards")]
+)
+def test_standbys_that_may_not_be_used_are_none(why, shown):
+    lines = list(status.lines_of(FACTS | {"standbys": 0 if why else 2, "standbys_missing": why}))
+    assert next(line for line in lines if "fast reroute" in line).startswith(shown)
+
+
 def test_a_label_is_shown_with_its_flow():
     flow = {"protocol": 6, "local": "fd00:9::1", "local_port": 1, "remote": "fd00:9::2", "remote_port": 2}
     labels = [{"flow": flow, "label": 0x123, "expires_ns": 1}]

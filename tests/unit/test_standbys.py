@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path as File
 
 import msgspec
 import pytest
 
 from pytools.signals import Path
 from steering.acting import messages
+from steering.acting.agent_maps import AgentMaps
+from steering.acting.standbys import StandByActing
 from steering.actuators.standbys import Moved
+from steering.deciding.engine import Engine
 from steering.deciding.health import PathHealth
 from steering.deciding.overrides import Override, Overrides
 from steering.deciding.standbys import needed, standbys
@@ -170,3 +174,38 @@ def test_the_end_of_a_move_from_a_path_that_is_still_silent_says_nothing_of_why(
     known = moved(since_ns=PROBE_NS)
     over = messages.reroute_over(messages.rerouted("h1", known, NOW), known, 1, 100, 0, NOW + 1)
     assert over.because == "the kernel moved 1 packet (100 bytes) in 0 ms; none any more"
+
+
+class Kernel:
+    """What would stand by, and until when: a lease without any stand-by ends at once, as in the kernel's table."""
+
+    def __init__(self) -> None:
+        self.armed: tuple[StandBy, ...] = ()
+        self.until_ns = 0
+        self.paths = self
+        self.lent = True
+
+    def arm(self, wanted: tuple[StandBy, ...]) -> dict[Path, str]:
+        self.armed = wanted
+        return {}
+
+    def moved(self) -> list[Moved]:
+        return []
+
+    def renew(self, until_ns: int, hold_ns: int) -> None:
+        self.until_ns = until_ns if self.armed else 0
+
+
+def test_no_standby_is_told_of_without_a_lease():
+    """Who reads that two paths have a stand-by may stop the controller in the same moment."""
+    engine, only = Engine(POLICY), group()
+    engine.groups[only.target] = only
+    engine.paths.update(health([only]))
+    output = messages.Output("h1", print, print)
+    acting, kernel, maps = StandByActing(POLICY, engine, output), Kernel(), AgentMaps(File("nobody"), output)
+    acting.turn(NOW, kernel, maps, "")
+    assert acting.facts() == {"standbys": 2, "standbys_missing": ""}
+    assert kernel.until_ns == NOW + POLICY.safety.lease
+    acting.turn(NOW + 1, kernel, maps, "nobody guards")
+    assert acting.facts() == {"standbys": 0, "standbys_missing": "nobody guards"}
+    assert kernel.until_ns == 0
