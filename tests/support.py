@@ -13,6 +13,7 @@ import io
 import itertools
 import json
 import os
+import re
 import resource
 import shutil
 import socket
@@ -205,6 +206,12 @@ def swerve(*words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         said = f"{done.stdout}{done.stderr}"
         pytest.fail(f"swerve {' '.join(words)}: exit code {done.returncode}\n{said}", pytrace=True)
     return done
+
+
+def mentions(text: str, *facts: str) -> bool:
+    """Whether `text` has these figures, names and key words, each whole and in this order, whatever it says between."""
+    whole = (rf"(?<![\w.])(?<!\d,){re.escape(each)}(?!\w|[.,]\d)" for each in facts)
+    return re.search(".*?".join(whole), text, re.DOTALL) is not None
 
 
 def not_begun(items: Sequence[Item], begun: Path) -> Iterator[Item]:

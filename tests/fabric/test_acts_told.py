@@ -63,14 +63,14 @@ def test_a_command_says_what_it_undid(host, agent, policy):
     left_behind(host, agent, policy)
     support.swerve("steer", "undo", "-n", host.netns)
     [undone] = told(agent, "undone")
-    assert (undone.after, undone.because) == (FREE, "the operator took everything back")
+    assert undone.after == FREE and support.mentions(undone.because, "operator", "everything")
 
 
 def test_a_controller_says_what_it_undid_before_it_met_the_agent(host, agent, policy):
     left_behind(host, agent, policy)
     with controlled(host, policy, "--apply") as controller:
         [undone] = told(agent, "undone")
-        assert undone.because == "it was left by a controller before this one"
+        assert support.mentions(undone.because, "controller", "before")
         assert controller.end() == 0
     assert host.weights() == EVEN and len(agent.acts_of("undone")) == 1
 

@@ -52,9 +52,9 @@ def told(heard: Client, of: type, seconds: float = 60.0):
 @pytest.mark.parametrize(
     ("chosen", "qdisc", "words"),
     [
-        (False, "keep", "packets wait in noqueue there, and the policy does not say `qdisc: fq`"),
-        (True, "fq", "packets wait in pfifo there, which somebody chose: put fq there to have them held"),
-        (True, "keep", "packets wait in pfifo there, which somebody chose: put fq there to have them held"),
+        (False, "keep", ("noqueue", "policy", "`qdisc: fq`")),
+        (True, "fq", ("pfifo", "somebody chose", "fq")),
+        (True, "keep", ("pfifo", "somebody chose", "fq")),
     ],
     ids=["default", "chosen", "chosen-keep"],
 )
@@ -67,11 +67,12 @@ def test_where_packets_cannot_wait_it_says_so_and_changes_nothing(lab, heard, tm
     with controller(lab, tmp_path, qdisc, "--apply") as running:
         act, state = told(heard, Act), told(heard, HoldState)
         assert (act.actuator, act.outcome, act.under) == ("hold", "failed", "short-queues")
-        assert act.because == f"the policy asks for it; failed: {words}"
-        assert (state.armed, state.why_not, state.held_packets) == (False, words, 0)
+        assert support.mentions(act.because, "policy", "failed", *words) and support.mentions(state.why_not, *words)
+        assert (state.armed, state.held_packets) == (False, 0)
         assert act.target == f"hold:{state.path}" and state.path.address == lab.hosts[1].service
         facts = kit.status(lab.hosts[0])
-        assert (facts["holds"], facts["holds_wanted"], facts["holds_refused"]) == (0, 1, {str(state.path): words})
+        assert (facts["holds"], facts["holds_wanted"]) == (0, 1)
+        assert facts["holds_refused"] == {str(state.path): state.why_not}
         assert kit.queue_of(near) == before
         assert running.end() == 0
     assert kit.queue_of(near) == before
@@ -82,9 +83,10 @@ def test_where_packets_cannot_wait_it_says_so_and_changes_nothing(lab, heard, tm
 def test_a_dry_run_says_what_it_would_hold(lab, heard, tmp_path) -> None:
     with controller(lab, tmp_path, "fq") as running:
         act, state = told(heard, Act), told(heard, HoldState)
-        assert (act.actuator, act.outcome, act.what) == ("hold", "dry_run", "hold to h2 by 10.1.1.1 dev rail1")
+        assert (act.actuator, act.outcome) == ("hold", "dry_run")
+        assert support.mentions(act.what, "h2", "10.1.1.1", "rail1")
         assert act.after == {"threshold_us": 1000, "longest_us": 50_000} and act.before == {}
-        assert (state.armed, state.why_not) == (False, "it is a dry run")
+        assert not state.armed and support.mentions(state.why_not, "dry run")
         facts = kit.status(lab.hosts[0])
         assert (facts["holds"], facts["holds_wanted"], facts["holds_refused"]) == (0, 1, {})
         assert running.end() == 0

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from packet_runs import PacketRuns
-from support import ROOT, SWERVE, require
+from support import ROOT, SWERVE, mentions, require
 
 from pytools.config import AgentConfig
 from pytools.errors import SwerveError
@@ -262,7 +262,7 @@ def test_an_agent_loads_what_was_imported_where_nothing_compiles(
     assert refused.returncode == 5, refused.stderr
     assert re.search(r"probe\.c: not in the cache.*`swerve cache export` on a host with a compiler", refused.stderr)
     imported = without_compiler("nothing is installed", *SWERVE, "cache", "import", archive)
-    assert imported.stdout == f"{len(wanted)} imported, 0 already there, 0 refused\n", imported.stderr
+    assert mentions(imported.stdout, f"{len(wanted)} imported", "0 already", "0 refused"), imported.stderr
     for how in AWAY:
         loaded = without_compiler(how, sys.executable, "-c", LOAD)
         assert json.loads(loaded.stdout) == expected, loaded.stderr

@@ -444,7 +444,7 @@ def test_an_interface_on_top_of_another_is_refused(rails: Rails, pins: Pins) -> 
     index = int(json.loads(rails.ip("-j", "link", "show", "upper"))[0]["ifindex"])
     upper = PinTarget(1, index, "10.1.1.1")
     refused = pins.targets([*rails.targets(), upper])
-    assert refused == {upper.name: "its interface lies on another that is steered"}
+    assert refused.keys() == {upper.name} and support.mentions(refused[upper.name], "interface", "steered")
     with Wire(rails) as wire:
         rails.only(2)
         wire.send()
@@ -470,13 +470,15 @@ def test_pins_that_cannot_act_are_refused_and_the_others_installed(rails: Rails,
     )
     assert pins.read().keys() == {good}
     reasons = {(flow.protocol, flow.remote_port): why for flow, why in refused.items()}
-    assert reasons == {
-        (6, 2): "there is no nexthop 19 to pin to",
-        (6, 3): "there is no nexthop 11 to pin to",
-        (6, 4): "10.1.1.1 takes no IPv6 packets",
-        (6, 5): "its lease has ended already",
-        (6, 6): "its addresses are of two families",
+    facts = {
+        (6, 2): ("no nexthop 19",),
+        (6, 3): ("no nexthop 11",),
+        (6, 4): ("10.1.1.1", "no IPv6"),
+        (6, 5): ("lease", "ended"),
+        (6, 6): ("addresses", "two families"),
     }
+    assert reasons.keys() == facts.keys()
+    assert [why for flow, why in reasons.items() if not support.mentions(why, *facts[flow])] == []
 
 
 def test_a_thousand_pins(rails: Rails, pins: Pins) -> None:

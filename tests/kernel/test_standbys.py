@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import pin_kit as kit
 import pytest
 from pin_kit import FAR, Rails, Wire, compiled_once, rails, versions
+from support import mentions
 
 from pytools.errors import SwerveError
 from pytools.kernel.bpf import mapped
@@ -348,9 +349,9 @@ def test_what_the_agent_does_not_probe_has_no_stand_by(world: World) -> None:
     unknown = Path("near", "far", "10.9.0.77", world.rails.gateway(1), "rail1")
     known = way(world.rails, 2)
     refused = world.standbys.arm([StandBy(unknown, ("10.9.0.77/32",), known, kit.GROUPS[0], 12, "r")])
-    assert refused == {unknown: f"the agent does not probe {unknown}"}
+    assert refused.keys() == {unknown} and mentions(refused[unknown], "not probe", str(unknown))
     refused = world.standbys.arm([StandBy(known, ("10.9.0.77/32",), known, kit.GROUPS[0], 99, "r")])
-    assert refused == {known: "nothing can be sent to nexthop 99"}
+    assert refused.keys() == {known} and mentions(refused[known], "nexthop 99")
 
 
 def test_maps_of_another_layout_are_refused(world: World) -> None:

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import msgspec
 import samples
+from support import mentions
 
 from pytools.errors import SwerveError
 from steering import agent_link
@@ -45,10 +46,8 @@ def test_acts_wait_for_the_agent_and_those_for_which_there_is_no_room_are_counte
     link.publish(samples.path_state())
     link.tick(10**12)
     assert told == acts[3:]
-    assert said == [
-        "connected to the agent",
-        "3 acts that were made without an agent are in `swerve steer history` alone",
-    ]
+    assert said[0] == "connected to the agent"
+    assert len(said) == 2 and mentions(said[1], "3 acts", "without an agent", "`swerve steer history`")
 
 
 def test_what_was_missed_is_counted_over_all_connections(monkeypatch):

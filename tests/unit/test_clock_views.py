@@ -101,7 +101,7 @@ def test_clocks_are_selected_by_host_and_edges_by_path() -> None:
     shown = text(clocks(fleet(), host=["H3"]))
     assert shown.startswith("h1: clocks against h2 (--host H3)\n") and row(shown, "h3 ")
     assert "\nh1 " not in shown and "free_running" not in shown, "remarks are about what is shown"
-    assert text(clocks(fleet(), host=["h9"])) == "h1: nothing passes --host h9\n"
+    assert re.fullmatch(r"h1: nothing .*--host h9\n", text(clocks(fleet(), host=["h9"])))
     model = known(samples.clock_edge(1), samples.clock_edge(2), samples.clock_edge(1, destination="h3"))
     assert [line.split()[:2] for line in text(edges(model, host=["h2"], interface=["rail2"])).splitlines()[4:5]] == [
         ["h2", "rail2"]
@@ -222,7 +222,7 @@ def test_application_delays_are_selected_and_sorted() -> None:
     assert flows(port=[40_002]) == ["40002"] and "by path" not in text(apps(model, port=[40_002]))
     of_rail = text(apps(model, interface=["rail2"]))
     assert "h2 rail2" in of_rail and "rail1" not in of_rail and "(--interface rail2), by path" in of_rail
-    assert text(apps(model, src=["10.1.0.0/16"])) == "h1: nothing passes --src 10.1.0.0/16\n"
+    assert re.fullmatch(r"h1: nothing .*--src 10\.1\.0\.0/16\n", text(apps(model, src=["10.1.0.0/16"])))
 
 
 @given(st.sampled_from(["synchronised", "holdover", "free_running"]), st.integers(-(10**9), 10**9))

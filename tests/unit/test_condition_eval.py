@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from policy_kit import MS, SECOND, T0, condition, rule
 from steering_kit import measured, path
+from support import mentions
 
 from pytools.signals import Delay, Job, JobCause, JobPath, JobVerdict, Path, PathDelay
 from steering.deciding.condition_eval import Verdict
@@ -23,6 +24,7 @@ from steering.policy.file import parse
 
 BAD, PENDING, BETWEEN, CLEAR, NONE = Verdict.BAD, Verdict.PENDING, Verdict.BETWEEN, Verdict.CLEAR, Verdict.NONE
 A, B = path(1), path(2)
+NINE = ("queueing delay", "p50", "9 ms ± 1 us", "above 5 ms")
 
 
 class Judge:
@@ -117,7 +119,7 @@ def test_each_cause_is_its_own(cause):
     assert verdict_of(when, kit.tcp(A, T0, 2000, 1500, **others)) is CLEAR
     reading = Judge(when).hear(kit.tcp(A, T0, 2000, 500, **{cause: 500}))
     assert reading.verdict is BAD
-    assert reading.text == f"500 of 2000 TCP segments retransmitted ({cause}) (25.00%), above 5.00%"
+    assert mentions(reading.text, "500 of 2000", "segments", cause, "25.00%", "above 5.00%")
 
 
 def test_marks_there_and_back_are_different_facts():
@@ -267,7 +269,7 @@ def test_the_silence_of_a_path_that_never_answered_says_nothing():
     never = kit.liveness(A, T0, 50, last_answer_ns=None)
     reading = Judge(SILENT).hear(kit.liveness(B, T0), never)
     assert (reading.verdict, reading.idle) == (NONE, False)
-    assert reading.text == "50 probes missed; no probe was ever answered"
+    assert mentions(reading.text, "50 probes missed", "no probe", "ever answered")
 
 
 def test_silence_counts_when_another_path_answers():
@@ -277,7 +279,7 @@ def test_silence_counts_when_another_path_answers():
     assert when.hear(kit.liveness(A, at, missed=3)).verdict is BETWEEN  # B may only not have been told of yet
     reading = when.hear(kit.liveness(B, at))
     assert (reading.verdict, reading.failure, reading.since_ns) == (BAD, True, at - 30 * MS)
-    assert reading.text == f"3 probes missed while {B} answers, silent for 30 ms"
+    assert mentions(reading.text, "3 probes missed", f"{B} answers", "30 ms")
     assert when.hear(kit.liveness(A, at + MS, missed=2, silent_ns=31 * MS)).verdict is BETWEEN
 
 
@@ -302,7 +304,7 @@ def test_bad_often_enough_is_bad():
     when = Judge("{signal: queueing_delay, above: 5ms, clear_below: 1ms, fall: 3}")
     readings = [when.hear(measured(A, T0 + i * 20 * MS, 9 * MS)) for i in range(3)]
     assert [each.verdict for each in readings] == [PENDING, PENDING, BAD]
-    assert readings[1].text == "queueing delay p50 9 ms ± 1 us, above 5 ms for 20 ms, 2 in a row, not yet 3 in a row"
+    assert mentions(readings[1].text, *NINE, "for 20 ms", "2 in a row", "not yet 3")
 
 
 # ---- samples ----
@@ -337,9 +339,7 @@ def test_at_the_least_delay_all_samples_count(samples, verdict):
 def test_samples_of_windows_that_overlap_count_once():
     readings = windows(Judge(COUNTED.replace("QUANTILE", "p50")), [(9 * MS, 2)] * 11)
     assert [each.verdict for each in readings] == [PENDING] * 10 + [BAD]  # one each at 0, 100 and 200 ms
-    assert (
-        readings[9].text == "queueing delay p50 9 ms ± 1 us, above 5 ms for 180 ms in 2 samples, not yet in 3 samples"
-    )
+    assert mentions(readings[9].text, *NINE, "for 180 ms", "2 samples", "not yet in 3")
 
 
 def test_of_windows_that_overlap_the_one_with_more_samples_counts():
@@ -351,7 +351,7 @@ def test_last_samples_count_each_and_the_same_one_once():
     when = Judge(COUNTED.replace("QUANTILE", "last"))
     readings = windows(when, [(9 * MS, 5), (9 * MS, 5), (8 * MS, 5), (8 * MS, 5), (7 * MS, 5)])
     assert [each.verdict for each in readings] == [PENDING] * 4 + [BAD]
-    assert readings[-1].text == "queueing delay last 7 ms ± 1 us, above 5 ms for 80 ms in 3 samples"
+    assert mentions(readings[-1].text, "queueing delay", "last", "7 ms ± 1 us", "above 5 ms", "for 80 ms", "3 samples")
 
 
 @pytest.mark.parametrize("between", [0, 3 * MS])
@@ -430,7 +430,7 @@ def test_a_window_without_samples_starts_nothing_again(received):
     assert when.hear(measured(A, T0 + 40 * MS, 9 * MS)).verdict is BAD
     reading = when.hear(no_samples(T0 + 60 * MS, received))
     assert (reading.verdict, reading.since_ns, reading.run) == (PENDING, T0, 2), "no act without a sample"
-    assert reading.text == "queueing delay p50 9 ms ± 1 us, above 5 ms for 40 ms, no sample since"
+    assert mentions(reading.text, *NINE, "for 40 ms", "no sample since")
     assert when.hear(measured(A, T0 + 80 * MS, 9 * MS)).verdict is BAD
 
 
@@ -536,9 +536,9 @@ def test_not_turns_it_round():
 
 def test_the_reason_is_what_made_it():
     reading = Judge(f"{{any: [{QUEUEING}, {LOSS}]}}").hear(facts_for(9 * MS, 0))
-    assert (reading.text, reading.signals) == ("queueing delay p50 9 ms ± 1 us, above 5 ms", ("queueing_delay",))
+    assert mentions(reading.text, *NINE) and "loss" not in reading.text and reading.signals == ("queueing_delay",)
     reading = Judge(f"{{all: [{QUEUEING}, {LOSS}]}}").hear(facts_for(9 * MS, 9, 1))
-    assert reading.text == "queueing delay p50 9 ms ± 1 us, above 5 ms; loss 9 of 10 probes (90%), above 50%"
+    assert mentions(reading.text, *NINE, "loss", "9 of 10 probes", "90%", "above 50%")
     assert reading.signals == ("queueing_delay", "loss")
 
 

@@ -7,6 +7,7 @@ import dataclasses
 import policy_kit as kit
 from msgspec.structs import replace
 from steering_kit import MS, ORIGINAL, POLICY, SECOND, TARGET, facts, group, measured, path
+from support import mentions
 
 from steering.deciding import health, transitions
 from steering.deciding.capacity import Estimate
@@ -68,21 +69,22 @@ def test_a_bad_path_is_taken_out_and_the_plan_says_why():
     assert plan.after == ((12, 1),)
     assert plan.granted == ((path(1), 0.0),)
     assert plan.under == "leave-congested-rail"
-    assert plan.because == ("h1>h2 dev rail1 via 10.1.1.1: queueing delay p50 20 ms ± 1 us, above 5 ms for 1 s")
+    assert mentions(plan.because, str(path(1)), "queueing delay", "p50", "20 ms ± 1 us", "above 5 ms", "for 1 s")
     assert plan.paths == (path(1),)
 
 
 def test_when_everything_looks_bad_nothing_is_changed():
     plan = two_rails(bad(), bad())
     assert plan.after == ORIGINAL
-    assert {why for _, why in plan.held} == {"held: every path to h2 looks bad"}
+    assert plan.held and all(mentions(why, "held", "every path to h2", "bad") for _, why in plan.held)
 
 
 def test_when_the_last_path_turns_bad_too_it_stays():
     down = state(POLICY_OF_TWO, 0, then="drained")
     plan = two_rails(down, bad(), current={12: 1})
     assert plan.after == ((12, 1),)
-    assert plan.held == ((path(2), "held: no healthy path would be left at its whole weight"),)
+    [(where, why)] = plan.held
+    assert where == path(2) and mentions(why, "held", "no healthy path", "whole weight")
 
 
 def test_nothing_is_shifted_toward_a_path_that_is_only_coming_back():
@@ -104,7 +106,7 @@ def test_a_path_that_never_answered_freezes_the_group():
     never = state(POLICY_OF_TWO, None, received=0, lost=5)
     plan = two_rails(bad(), never, current={11: 5, 12: 10})
     assert plan.after == ((11, 5), (12, 10)) and not plan.lifted
-    assert plan.because == f"hold: {path(2)}: no probe of it was answered yet"
+    assert mentions(plan.because, "hold", str(path(2)), "no probe", "answered")
 
 
 def test_a_path_that_never_answered_does_not_count_where_the_operator_drained_it():
@@ -122,7 +124,7 @@ def test_a_path_that_never_answered_does_not_count_where_the_operator_drained_it
 def test_nothing_is_shifted_toward_a_path_that_was_never_measured():
     plan = one(POLICY_OF_TWO, {path(1): bad()}, group({1: [path(1)], 2: []}))
     assert plan.after == ORIGINAL
-    assert plan.because == "hold: no measurement yet of 10.9.0.2 10.2.1.1 dev rail2"
+    assert mentions(plan.because, "hold", "no measurement", "10.9.0.2", "10.2.1.1", "rail2")
     assert plan.held == ((path(1), plan.because),)
 
 
@@ -143,7 +145,8 @@ def after_trouble(bad_for_ns, good_for_ns, policy=POLICY_OF_TWO):
 def test_a_path_that_was_bad_a_moment_ago_takes_no_load_until_it_was_good_for_as_long_as_it_takes_to_be_bad():
     soon = two_rails(bad(), after_trouble(SECOND, 20 * MS))
     assert soon.after == ORIGINAL
-    assert soon.held == ((path(1), "held: the other paths were bad a moment ago"),)
+    [(where, why)] = soon.held
+    assert where == path(1) and mentions(why, "held", "other paths", "bad a moment ago")
     assert two_rails(bad(), after_trouble(SECOND, 40 * MS)).after == ((12, 1),)
 
 
@@ -197,7 +200,7 @@ def test_what_is_known_to_be_dead_stays_out_when_another_path_falls_silent():
     down = state(FAILING, 20 * MS, then="drained")
     plan = one(FAILING, {path(1): dead(), path(2): down, path(3): unmeasured()}, known)
     assert plan.after == ((12, 1), (13, 1))
-    assert plan.because == f"original weights: {path(3)} is not measured; without 10.1.1.1 dev rail1: dead"
+    assert mentions(plan.because, "original weights", f"{path(3)} is not measured", "without 10.1.1.1", "rail1", "dead")
     assert plan.lifted == {path(2)}
     alone = one(FAILING, {path(1): dead(), path(2): unmeasured()}, group({1: [path(1)], 2: [path(2)]}))
     assert alone.after == ((12, 1),)
@@ -228,7 +231,8 @@ def test_a_path_that_carries_as_much_as_any_is_not_taken_down():
     plan = balanced({1: 9e6, 2: 6e6}, bad)
     assert plan.after == ORIGINAL
     assert plan.granted == ()
-    assert plan.held == ((path(1), "held: it carries as much as any"),)
+    [(where, why)] = plan.held
+    assert where == path(1) and mentions(why, "held", "carries", "as much as any")
     assert balanced({1: 6e6, 2: 6e6 * 5 / 3}, bad).after == ((11, 6), (12, 10))
 
 
@@ -242,7 +246,8 @@ def test_no_more_than_the_allowed_share_is_taken_away_oldest_first():
     plan = three(bad(for_ns=SECOND), bad(for_ns=2 * SECOND), good())
     assert plan.after == ((11, 1), (13, 1))
     assert plan.granted == ((path(2), 0.0),)
-    assert plan.held == ((path(1), "held: more than max_drained_share (0.5) would be taken away"),)
+    [(where, why)] = plan.held
+    assert where == path(1) and mentions(why, "held", "max_drained_share", "0.5")
     assert three(bad(), bad(), good(), share=0.7).after == ((13, 1),)
 
 
@@ -287,7 +292,8 @@ def test_one_address_alone_takes_nothing_from_the_others():
     paths, states = three_hosts()
     plan = one(POLICY_OF_TWO, states | {path(1, "h3"): bad()}, group(paths))
     assert plan.after == ORIGINAL and plan.alone == {"10.9.0.3"}
-    assert plan.held == ((path(1, "h3"), "held: only h3 says so; it will have a route of its own"),)
+    [(where, why)] = plan.held
+    assert where == path(1, "h3") and mentions(why, "held", "only h3", "route of its own")
 
 
 def test_all_addresses_of_one_peer_are_one_opinion():

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from policy_kit import MS, T0
 from steering_kit import path
+from support import mentions
 
 from pytools.signals import Path
 from steering.deciding.failure_classifier import classify
@@ -31,7 +32,7 @@ def test_a_path_that_answers():
 
 def test_a_path_is_dead_when_another_to_the_same_peer_answers():
     found = classify(silent(), [answering()])
-    assert (found.cause, found.text) == ("path_dead", f"4 probes missed while {B} answers")
+    assert found.cause == "path_dead" and mentions(found.text, "4 probes missed", f"{B} answers")
 
 
 @pytest.mark.parametrize(
@@ -128,7 +129,7 @@ def test_the_other_path_must_have_answered_nearly_all_of_its_probes(loss, run, c
     found = classify(silent(), [answering(recent_loss=loss, answered_run=run)])
     assert found.cause == cause
     if loss is not None and loss > 0 and cause == "waiting":
-        assert found.text == f"4 probes missed; {B} answers 74% of its probes, too few to tell"
+        assert mentions(found.text, "4 probes missed", f"{B} answers 74%", "too few")
 
 
 @pytest.mark.parametrize(
@@ -164,7 +165,7 @@ def test_a_silence_no_longer_than_a_round_trip_is_a_queue(longest_ns, cause):
     found = classify(silent(longest_rtt_ns=longest_ns), [answering()])
     assert found.cause == cause
     if cause == "waiting":
-        assert found.text == "4 probes missed within 40 ms; a round trip took up to 40 ms"
+        assert mentions(found.text, "4 probes missed", "within 40 ms", "round trip", "up to 40 ms")
 
 
 @pytest.mark.parametrize("missed", [0, 4, 1000])

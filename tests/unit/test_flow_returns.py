@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from flow_world import MBIT, MS, POLICY, SECOND, World
+from support import mentions
 
 from steering.deciding.condition_eval import Verdict
 from steering.deciding.health import PathHealth
@@ -63,7 +64,7 @@ def test_flows_are_let_go_with_the_true_reason_when_the_path_they_left_is_not_me
     world.run(1)
     world.unheard = {1}
     (act,) = world.run(7)
-    assert (act.kind, act.because) == ("unpin", f"{world.paths[1]} is not measured any more")
+    assert act.kind == "unpin" and mentions(act.because, str(world.paths[1]), "not measured any more")
 
 
 # ---- a path under one rule, measurement by measurement ----

@@ -201,19 +201,20 @@ def test_the_child_ends_with_whoever_started_it(fake: int, closing: list[Heard])
 @pytest.mark.parametrize(
     ("function", "problem"),
     [
-        ("cuInit", "CUDA does not start: cuInit: unknown error (999); `nvidia-smi` shows whether the driver works"),
-        ("cuCtxCreate_v2", "cuCtxCreate_v2: unknown error (999)"),
-        ("cuLaunchKernel", "cuLaunchKernel: unknown error (999)"),
+        ("cuInit", ("cuInit", "unknown error", "999", "`nvidia-smi`")),
+        ("cuCtxCreate_v2", ("cuCtxCreate_v2", "unknown error", "999")),
+        ("cuLaunchKernel", ("cuLaunchKernel", "unknown error", "999")),
     ],
 )
 def test_a_driver_that_fails_is_named(
-    fake: int, closing: list[Heard], monkeypatch: pytest.MonkeyPatch, function: str, problem: str
+    fake: int, closing: list[Heard], monkeypatch: pytest.MonkeyPatch, function: str, problem: tuple[str, ...]
 ) -> None:
     monkeypatch.setenv("FAKE_CUDA_FAILS", function)
     heard = Heard()
     closing.append(heard)
     support.wait_until(lambda: heard.turn() and heard.clocks.problem, 60, "the failure is named")
-    assert (heard.clocks.problem, heard.signals, heard.clocks._child) == (problem, {}, None)
+    assert support.mentions(heard.clocks.problem, *problem)
+    assert (heard.signals, heard.clocks._child) == ({}, None)
 
 
 def test_a_driver_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

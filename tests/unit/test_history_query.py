@@ -20,7 +20,7 @@ from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 from serving import Served
-from support import ROOT, SWERVE, wait_until
+from support import ROOT, SWERVE, mentions, wait_until
 
 from pytools import cli, directories
 from pytools.config import Recording
@@ -279,7 +279,7 @@ def test_a_time_of_which_nothing_is_recorded_is_told(state: Path) -> None:
 def test_a_file_without_signals_has_no_table(tmp_path: Path) -> None:
     (tmp_path / "empty.jsonl").touch()
     done = run("replay", str(tmp_path / "empty.jsonl"), "--view", "delay")
-    assert done.stdout == "" and done.stderr == f"swerve: {tmp_path}/empty.jsonl: no signal matches\n"
+    assert done.stdout == "" and mentions(done.stderr, "swerve", f"{tmp_path}/empty.jsonl", "no signal")
 
 
 @pytest.mark.parametrize("view", ["delay", "tcp", "links", "rdma", "clocks", "drops"])

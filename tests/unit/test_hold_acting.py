@@ -9,6 +9,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 import steering_kit as kit
+from support import mentions
 
 from pytools.errors import SwerveError
 from pytools.signals import Act, HoldState, Path
@@ -112,12 +113,11 @@ def test_why_a_path_is_not_held_is_told_each_time_it_changes(world: World) -> No
     world.turn()
     world.kernel.error = ""
     world.turn()
-    because = "the policy asks for it"
-    assert world.outcomes() == [
-        ("failed", f"{because}; failed: packets wait in noqueue"),
-        ("failed", f"{because}; failed: no such program"),
-        ("applied", because),
-    ]
+    outcomes, (first, second, third) = zip(*world.outcomes(), strict=True)
+    assert outcomes == ("failed", "failed", "applied")
+    assert mentions(first, "policy", "failed", "packets wait in noqueue")
+    assert mentions(second, "policy", "failed", "no such program")
+    assert mentions(third, "policy") and "failed" not in third
     assert [(each.armed, each.why_not) for each in world.states] == [
         (False, "packets wait in noqueue"),
         (False, "no such program"),
@@ -167,13 +167,15 @@ def test_while_the_kernel_knows_nothing_of_the_queue_the_state_says_why(world: W
 def test_it_ends_with_what_is_measured_and_with_the_controller(world: World) -> None:
     world.turn()
     world.turn(after_ns=world.engine.policy.safety.baseline_after)
-    assert world.outcomes()[-1] == ("undone", "the path is not measured any more")
-    assert (world.states[-1].armed, world.states[-1].why_not) == (False, "the path is not measured any more")
+    outcome, because = world.outcomes()[-1]
+    assert outcome == "undone" and mentions(because, "not measured any more")
+    assert not world.states[-1].armed and mentions(world.states[-1].why_not, "not measured any more")
     assert world.kernel.held == []
     world.measure()
     world.turn()
     world.holds.take_back("the controller was stopped")
-    assert world.outcomes()[2:] == [("applied", "the policy asks for it"), ("undone", "the controller was stopped")]
+    [(applied, because), undone] = world.outcomes()[2:]
+    assert applied == "applied" and mentions(because, "policy") and undone == ("undone", "the controller was stopped")
     assert world.kernel.ended and world.kernel.closed and not world.states[-1].armed
 
 
@@ -184,7 +186,8 @@ def test_a_dry_run_says_what_it_would_hold_and_touches_nothing(monkeypatch: pyte
     world.turn()
     assert [act.outcome for act in world.acts] == ["dry_run"]
     assert world.kernel == Kernel()
-    assert {(each.armed, each.why_not) for each in world.states} == {(False, "it is a dry run")}
+    assert world.states
+    assert all(not each.armed and mentions(each.why_not, "dry run") for each in world.states)
     assert world.holds.facts() == {"holds": 0, "holds_wanted": 1, "holds_refused": {}}
     world.holds.take_back("the controller was stopped")
     assert len(world.acts) == 1

@@ -258,7 +258,7 @@ def test_without_measurements_it_stays_open_for_long():
     world.run("19s", heard=[2])
     assert world.ended == []
     world.run("2s", heard=[2])
-    assert world.ended[0].why == "not measured for 20 s"
+    assert support.mentions(world.ended[0].why, "not measured", "20 s")
     world.run("1s", heard=[2])
     assert len(world.began) == 1, "what was measured long ago begins nothing"
 
@@ -278,7 +278,7 @@ def test_a_successor_whose_policy_tells_nobody_ends_it():
     before.run("1s", slow=[1])
     world.notices.adopt(before.notices.open.values(), world.now)
     world.step()
-    assert world.ended[0].why == "the policy tells nobody of it any more"
+    assert support.mentions(world.ended[0].why, "policy", "nobody")
 
 
 def test_there_is_room_for_so_many(monkeypatch):
@@ -646,7 +646,8 @@ def test_what_cannot_be_ended_stays_for_the_next(told, monkeypatch):
 
     monkeypatch.setattr(hook_calls, "call", refuse)
     _, failures = hooks.undo(None, "off", 0.5)
-    assert failures == ["hook noc: no route to host", "hook slurm: no route to host"]
+    noc, slurm = failures
+    assert support.mentions(noc, "noc", "no route to host") and support.mentions(slurm, "slurm", "no route to host")
     assert directories.hook_calls(None).exists()
 
 

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import pytest
 import samples
+from support import mentions
 
 from pytools.estimators import job_causes
 from pytools.estimators.job_evidence import GpuUse, RankUse
@@ -211,9 +212,11 @@ def test_a_gpu_belongs_to_the_rank_whose_process_uses_it_or_that_ras_says(tmp_pa
     gpus.offer(gpu(gpu=4, processes=[]))
     found, why = gpus.of({0: [1, 4711], 1: [5], 2: [6]}, {1: 4}, NOW)
     assert [(each.rank, each.index, each.clock_mhz) for each in found] == [(0, 3, 1980), (1, 4, 1980)]
-    assert found[0].faults == {"uncorrected ECC errors": 2, "XID 79": 1} and why == "the GPUs of ranks 2 are not known"
+    assert found[0].faults == {"uncorrected ECC errors": 2, "XID 79": 1}
+    assert mentions(why, "GPUs", "ranks 2", "not known")
     (tmp_path / "nvidiactl").touch()
-    assert Gpus(tmp_path / "nvidiactl").of({0: [4711]}, {}, NOW) == ([], "no recent reading of a GPU")
+    found, why = Gpus(tmp_path / "nvidiactl").of({0: [4711]}, {}, NOW)
+    assert found == [] and mentions(why, "no recent reading", "GPU")
     assert gpus.of({0: [4711]}, {}, NOW + 4 * SECOND)[0] == []  # stale
 
 
@@ -223,7 +226,7 @@ def test_what_answers_as_ras_cannot_give_a_rank_the_gpu_of_another(tmp_path: Pat
     gpus.offer(gpu(gpu=4, processes=[4712], sm_mhz=500.0))
     found, why = gpus.of({0: [4711], 1: [4712], 2: [4713]}, {0: 4, 1: 3, 2: 4}, NOW)
     assert [(each.rank, each.index) for each in found] == [(0, 3), (1, 4)]
-    assert why == "the GPUs of ranks 2 are not known"
+    assert mentions(why, "GPUs", "ranks 2", "not known")
 
 
 def test_all_that_the_verdict_uses_of_a_gpu_comes_from_its_signal(tmp_path: Path) -> None:

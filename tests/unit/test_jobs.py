@@ -256,7 +256,7 @@ def test_a_report_is_read_also_without_the_comma() -> None:
     with pytest.raises(json.JSONDecodeError):
         json.loads(broken)
     found = ras.parse(broken)
-    assert (found.state, found.reason) == ("unresponsive", "1 of 2 ranks did not answer RAS")
+    assert found.state == "unresponsive" and support.mentions(found.reason, "1 of 2 ranks", "not answer RAS")
     text = json.loads(answer([rank(0, 7)], missing=[1]))
     text["communicators"] *= 2  # of which a rank may be in many
     assert ras.parse(json.dumps(text).encode()).reason == found.reason

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support import mentions
 
 from pytools.kernel.netlink import links as kernel
 from pytools.kernel.netlink.bonds import BondRow, PortRow
@@ -58,10 +59,8 @@ def test_a_port_that_its_bond_cannot_use_is_told_unless_its_carrier_is_gone() ->
     good = replace(UP, port=agreed)
     history = LinkHistory(good, 0, 60 * S)
     (event,) = history.take(replace(good, port=replace(agreed, actor=0xBF, partner=0x35)), S)
-    assert (event.what, event.detail) == (
-        "bond_port_lost",
-        "LACP: this end is expired, the partner is not synchronization",
-    )
+    assert event.what == "bond_port_lost"
+    assert mentions(event.detail, "LACP", "this end is expired", "partner is not synchronization")
     assert history.take(replace(good, port=replace(agreed, actor=0x47, partner=0)), 2 * S) == []
     assert kinds(history.take(good, 3 * S)) == ["bond_port_found"]
     assert kinds(history.take(lost(replace(good, port=replace(agreed, status="down", actor=0))), 4 * S)) == [
@@ -71,11 +70,7 @@ def test_a_port_that_its_bond_cannot_use_is_told_unless_its_carrier_is_gone() ->
     assert kinds(history.take(back, 5 * S)) == ["carrier_found", "flap"], "LACP has yet to agree"
     assert history.take(replace(back, port=agreed), 6 * S) == []
     (down,) = LinkHistory(good, 0, S).take(replace(good, port=PortRow(False, "down", 3, 0, None, None, None)), S)
-    assert (down.what, down.detail, down.values) == (
-        "bond_port_lost",
-        "the bond takes its link for down",
-        {"failures": 3},
-    )
+    assert (down.what, down.values) == ("bond_port_lost", {"failures": 3}) and mentions(down.detail, "link", "down")
 
 
 def test_a_bond_and_its_ports_are_read() -> None:

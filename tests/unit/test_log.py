@@ -27,7 +27,8 @@ def fields(line: str) -> dict[str, str]:
 
 def test_words_and_fields() -> None:
     line = log.text("hook failed", {"hook": "a b", "tries": 3, "share": 0.25, "fatal": False, "since": None, "why": ""})
-    assert line == 'hook failed hook="a b" tries=3 share=0.25 fatal=no why=""'
+    assert line.startswith("hook failed ")
+    assert fields(line) == {"hook": "a b", "tries": "3", "share": "0.25", "fatal": "no", "why": ""}
 
 
 @given(st.dictionaries(st.from_regex(r"[a-z_]{1,8}", fullmatch=True), st.text(max_size=60), max_size=5))

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from steering_kit import POLICY, group, path
+from support import mentions
 
 from steering.actuators.overlay import Found
 from steering.commands import status
@@ -41,11 +42,11 @@ def said(policy, *seen):
 def test_the_start_names_targets_with_their_hops():
     standing_by = replace(target(1, 3), members=tuple(replace(m, weight=m.nexthop_id - 11) for m in target().members))
     [[*lines]], _ = said(POLICY, found([target(0), standing_by]))
-    assert lines == [
-        "managed: 2 targets with 4 prefixes",
-        "  routes to 10.9.0.0/32: 10.1.1.1 dev rail1 weight 1, 10.2.1.1 dev rail2 weight 1",
-        "  routes to 10.9.1.0/32 and 2 more prefixes: 10.1.1.1 dev rail1 stands by, 10.2.1.1 dev rail2 weight 1",
-    ]
+    count, plain, with_one_by = lines
+    assert mentions(count, "managed", "2 targets", "4 prefixes")
+    hops = (("10.1.1.1", "rail1"), ("10.2.1.1", "rail2"))
+    assert mentions(plain, "10.9.0.0/32", *hops[0], "weight 1", *hops[1], "weight 1") and "more" not in plain
+    assert mentions(with_one_by, "10.9.1.0/32", "2 more prefixes", *hops[0], "stands by", *hops[1], "weight 1")
 
 
 @pytest.mark.parametrize(
@@ -60,7 +61,7 @@ def test_the_start_names_targets_with_their_hops():
 )
 def test_each_reason_comes_with_what_to_do(reason, remedy):
     [lines], _ = said(POLICY, found(refused={"10.9.1.0/24": reason}))
-    assert lines[0] == "nothing is managed: no rule can move anything"
+    assert mentions(lines[0], "nothing is managed", "no rule")
     [line] = lines[1:]
     assert line.startswith(f"not managed: 10.9.1.0/24: {reason}; ") and remedy in line
 
@@ -74,8 +75,9 @@ def test_a_policy_that_only_holds_misses_no_target(more: str) -> None:
     if more:
         assert lines[0].startswith("nothing is managed") and "no route over a gateway" in lines[1]
     else:
-        assert lines[0] == "no target is needed: the rules only hold packets"
-        assert [line.partition(";")[0] for line in lines[1:]] == ["not managed: nowhere: there is no such interface"]
+        assert mentions(lines[0], "no target", "needed", "hold")
+        [refused] = lines[1:]
+        assert mentions(refused, "not managed", "nowhere", "no such interface")
     assert later == []
 
 
@@ -108,7 +110,7 @@ def test_ten_thousand_prefixes_get_a_short_answer():
     groups = [target(number, 40) for number in range(250)]
     [lines], one = said(POLICY, found(groups, refused))
     assert len(lines) <= 15 and max(map(len, lines)) < 300
-    assert lines[0] == "managed: 250 targets with 10,000 prefixes" and "  and 240 more targets" in lines
+    assert mentions(lines[0], "managed", "250 targets", "10,000 prefixes") and "  and 240 more targets" in lines
     assert lines[-1].startswith("not managed: 10.0.0.0/24, 10.0.1.0/24, 10.0.2.0/24 and 9,997 more: it has one hop")
     facts = one.facts({each.target: each for each in groups})
     assert len(json.dumps(facts)) < 12_000 and facts["not_managed"][0]["count"] == 10_000
@@ -121,9 +123,9 @@ def test_later_only_what_is_new_is_said():
         POLICY, found([one]), found([one]), found([one, other], many), found([other], many)
     )
     assert same == [] and fewer == []
-    assert more[0] == "routes to 10.9.1.0/32: managed now"
-    assert more[1] == "10.9.0.0/24 is not managed: it has one hop"
-    assert more[-1] == "and 15 more prefixes are not managed" and len(more) == 7
+    assert mentions(more[0], "10.9.1.0/32", "managed") and "not managed" not in more[0]
+    assert mentions(more[1], "10.9.0.0/24", "not managed", "one hop")
+    assert mentions(more[-1], "15 more prefixes", "not managed") and len(more) == 7
 
 
 def test_status_shows_it_and_whether_anything_is_measured():
@@ -172,5 +174,5 @@ def test_with_ports_a_prefix_with_one_hop_is_managed_by_them():
     assert lines[0].startswith("nothing is managed")
     assert [line.partition(": it")[0] for line in later] == ["fd00:9::/64 is not managed"]
     [[first, *others]], _ = said(policy, found(refused=one_hop))
-    assert first == "managed by local ports or flow labels alone: 1 prefix with one hop"
+    assert mentions(first, "managed", "ports", "labels", "1 prefix", "one hop")
     assert [line.partition(": it")[0] for line in others] == ["not managed: fd00:9::/64"]

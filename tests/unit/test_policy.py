@@ -9,6 +9,7 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 from steering_kit import POLICY
+from support import mentions
 
 from pytools import units
 from pytools.errors import RefusedError, UsageError
@@ -176,10 +177,9 @@ def test_lines_are_those_of_block_style_too():
 
 def test_two_rules_of_one_name_and_a_key_given_twice():
     text = MINIMAL + MINIMAL[MINIMAL.index("  - name") :] + "    then: {}\n"
-    assert faults(text) == [
-        'p.yaml:7: rules[1].name: "leave" is the name of the rule in line 4 already; expected another',
-        "p.yaml:10: rules[1].then: given twice, first in line 9",
-    ]
+    named, given = faults(text)
+    assert mentions(named, "p.yaml:7", "rules[1].name", '"leave"', "line 4")
+    assert mentions(given, "p.yaml:10", "rules[1].then", "twice", "line 9")
 
 
 @pytest.mark.parametrize(
@@ -321,7 +321,8 @@ def test_ports_need_no_rules_and_one_of_them_must_be_there():
     said = explain(policy)
     assert "Ways behind one nexthop that are dead are avoided" in said and "up to 8 local ports" in said
     assert "rules" not in said
-    assert faults(text) == ['p.yaml:1: "rules" is missing; expected rules, ports or labels']
+    [fault] = faults(text)
+    assert mentions(fault, "p.yaml:1", '"rules" is missing', "expected", "rules", "ports", "labels")
 
 
 def test_bonds_need_a_rule_that_says_when():

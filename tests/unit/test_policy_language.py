@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from policy_kit import HEAD, MS, SECOND, rule
 from steering_kit import path
+from support import mentions
 
 from pytools.signals import Owner, Path
 from pytools.units import parse_rate, rate_text
@@ -207,9 +208,8 @@ def test_a_label_is_for_what_has_labels(managed: str, scope: str, where: str) ->
 
 def test_a_way_back_is_for_what_moves_something():
     back = "    return: {rise: 200}\n"
-    assert faults(rule(SILENT, "{alert: {}}", back)) == [
-        "p:7: rules[0].return: expected only with what moves something: from an alert nothing comes back"
-    ]
+    [fault] = faults(rule(SILENT, "{alert: {}}", back))
+    assert mentions(fault, "p:7", "rules[0].return", "expected", "alert")
     for then in ("{drain: {}}", "{pin: {}}", "{relabel: {}}"):
         assert one(SILENT, then, back).return_.rise == 200
 
@@ -232,7 +232,8 @@ def test_a_rule_that_spreads_or_holds_has_no_condition_and_every_other_has_one()
     assert not VALIDATOR.is_valid(yaml.safe_load(held))
     assert VALIDATOR.is_valid(yaml.safe_load(f"{head}{{hold: {{threshold: 2ms, qdisc: fq}}}}}}"))
     for then in ("{pin: {}}", "{drain: {}}", "{alert: {}}"):
-        assert faults(f"{head}{then}}}") == ['p:4: rules[0].when: "when" is missing; expected a condition']
+        [fault] = faults(f"{head}{then}}}")
+        assert mentions(fault, "p:4", "rules[0].when", '"when" is missing', "expected", "condition")
         assert not VALIDATOR.is_valid(yaml.safe_load(f"{head}{then}}}"))
 
 
@@ -367,11 +368,9 @@ def test_priorities_are_in_all_rules_or_in_none_and_each_once():
         "name: b, then: {drain: {}}",
         "name: c, priority: 1, then: {drain: {}}",
     )
-    assert faults(text) == [
-        'p:5: rules[1].priority: "priority" is missing; expected one in every rule, or in none and the order of the '
-        "file counts",
-        "p:6: rules[2].priority: 1 is the priority of the rule in line 4 already; expected another",
-    ]
+    missing, taken = faults(text)
+    assert mentions(missing, "p:5", "rules[1].priority", '"priority" is missing', "every rule", "none")
+    assert mentions(taken, "p:6", "rules[2].priority", "1", "line 4")
 
 
 def test_faults_of_every_sort_are_named_at_once():

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from support import mentions
+
 from pytools.kernel import rdma_class
 
 
 def test_why_there_is_no_rdma(tmp_path: Path) -> None:
     place = tmp_path / "infiniband"
-    assert rdma_class.absent(place) == f"this kernel has no RDMA (there is no {place})"
+    assert mentions(rdma_class.absent(place), "kernel", "no RDMA", str(place))
     assert rdma_class.listed(place) == []
     place.mkdir()
-    assert rdma_class.absent(place) == f"this host has no RDMA device ({place} is empty)"
+    assert mentions(rdma_class.absent(place), "no RDMA device", str(place), "empty")
     (place / "mlx5_0").mkdir()
     assert rdma_class.absent(place) == ""
     assert rdma_class.listed(place) == ["mlx5_0"]

@@ -10,6 +10,7 @@ import pytest
 import samples
 from policy_kit import liveness
 from steering_kit import MS, SECOND, measured
+from support import mentions
 
 from pytools.recording.reader import Read
 from pytools.signals import Act, AnySignal, BondPort, Link, Path, encode
@@ -119,7 +120,7 @@ def test_a_replay_tells_what_a_live_dry_run_tells_of_ports_labels_and_bonds(live
             assert one.because.split(":")[0] == other.because.split(":")[0]
     assert player.tally.by_rule["ports"] == player.tally.by_rule["labels"] == 2
     said = [line for line in timeline.summary_lines(recording, player) if "not recorded" in line]
-    assert said == ["note: which connections ports and labels would have led around bad ways is not recorded"]
+    assert len(said) == 1 and mentions(said[0], "connections", "ports", "labels", "not recorded")
 
 
 def test_ways_that_are_told_of_no_more_are_avoided_no_more_in_the_middle_of_a_gap() -> None:
@@ -143,7 +144,6 @@ def test_a_bond_is_as_its_ports_were_recorded(of_backup: dict[str, bool], acts: 
 def test_a_recording_without_ways_or_bonds_says_so_in_a_line_each() -> None:
     old = (msgspec.structs.replace(each, bond="") if isinstance(each, Link) else each for each in records(2))
     _, player, recording = played(each for each in old if each.host and not hasattr(each, "differs_at"))
-    assert timeline.summary(recording, player)["not_replayed"] == [
-        "no hidden ways (path_way) are in it: ports and labels had nothing to decide by",
-        "no active-backup bond that carries a path is in it: bonds had nothing to decide by",
-    ]
+    ways, bonds = timeline.summary(recording, player)["not_replayed"]
+    assert mentions(ways, "no hidden ways", "path_way", "ports", "labels")
+    assert mentions(bonds, "no active-backup bond", "bonds")

@@ -113,7 +113,8 @@ def test_a_full_disk_is_told_in_one_line_and_the_rules_are_gone_all_the_same(fol
     (folder / journal.LOCK_FILE).touch()
     monkeypatch.setattr(undo.rollback, "note", full)
     code, said = say("undo")
-    assert code == 1 and said == f"swerve: {folder}: No space left on device\n"
+    assert code == 1 and len(said.splitlines()) == 1
+    assert support.mentions(said, "swerve", str(folder), "No space left on device")
     assert kernel.rules == []
 
 
@@ -156,7 +157,9 @@ def test_nothing_ends_no_drain(folder, say):
 def test_orders_that_cannot_be_written_are_told_in_one_line(folder, say, monkeypatch):
     kept_orders.save(folder, Overrides((Override("drain", "rail1"),)))
     monkeypatch.setattr(kept_orders, "save", full)
-    assert say("undrain", "rail1") == (1, f"swerve: {folder}: No space left on device\n")
+    code, said = say("undrain", "rail1")
+    assert code == 1 and len(said.splitlines()) == 1
+    assert support.mentions(said, "swerve", str(folder), "No space left on device")
 
 
 def test_who_only_looks_at_the_lock_is_waited_for(folder, say, monkeypatch):
@@ -247,9 +250,9 @@ def test_earlier_namespaces_of_a_name_are_left_out_unless_asked_for(folder, say)
     code, said = say("history")
     *lines, note = said.splitlines()
     assert code == 0 and shown("\n".join(lines)) == [("applied", "a")]
-    assert note == "swerve steer: 2 entries of earlier network namespaces of this name were left out: --all shows them"
+    assert support.mentions(note, "swerve steer", "2 entries", "earlier network namespaces", "--all")
     lines = say("history", "--all")[1].splitlines()
-    assert lines[0] == "-- an earlier network namespace of this name --" and lines[3] == "-- this boot --"
+    assert support.mentions(lines[0], "earlier network namespace") and support.mentions(lines[3], "this boot")
     assert shown("\n".join(lines[1:3] + lines[4:])) == [("applied", "theirs"), ("undone", "theirs"), ("applied", "a")]
     told = [json.loads(line) for line in say("history", "-j", "--all")[1].splitlines()]
     assert [each["scope"] == netns.scope() for each in told] == [False, False, True]
@@ -257,10 +260,12 @@ def test_earlier_namespaces_of_a_name_are_left_out_unless_asked_for(folder, say)
 
 def test_earlier_boots_are_told_apart(folder, say):
     remember(folder, ("applied", "old"), scope=_other("boot", "cookie:1"))
-    assert say("history")[1].splitlines()[::2] == ["-- an earlier boot --", "-- nothing in this boot --"]
+    earlier, now = say("history")[1].splitlines()[::2]
+    assert support.mentions(earlier, "earlier boot") and support.mentions(now, "nothing", "this boot")
     remember(folder, ("applied", "new"), begin=10)
     lines = say("history")[1].splitlines()
-    assert lines[::2] == ["-- an earlier boot --", "-- this boot --"]
+    earlier, now = lines[::2]
+    assert support.mentions(earlier, "earlier boot") and support.mentions(now, "this boot") and "nothing" not in now
     assert shown("\n".join(lines[1::2])) == [("applied", "old"), ("applied", "new")]
 
 
@@ -299,7 +304,7 @@ def test_a_namespace_that_is_gone_leaves_its_history(folder, say, monkeypatch):
     gone.mkdir()
     remember(gone, ("applied", "a"), scope=_other(namespace="cookie:1"))
     code, said = say("history", "-n", "swerve-gone")
-    assert code == 0 and said.splitlines()[0] == "-- an earlier network namespace of this name --"
+    assert code == 0 and support.mentions(said.splitlines()[0], "earlier network namespace")
 
 
 def test_programs_get_names_beside_ids(folder, say):
@@ -347,7 +352,8 @@ def test_a_dry_run_says_what_is_wanted(apply, shown):
     facts |= {"orders": [], "in_force": [], "paths": [], "torn_lines": 0}
     facts["wanted"] = {"nexthop_group:102": {11: 0, 12: 1}}
     lines = [line for line in status.lines_of(facts) if "wanted" in line]
-    assert lines == ["nexthop group 102: 11 weight 0, 12 weight 1 is wanted (dry run)"][:shown]
+    assert len(lines) == shown
+    assert all(support.mentions(line, "nexthop group 102", "11 weight 0", "12 weight 1", "dry run") for line in lines)
 
 
 @pytest.mark.parametrize(("guarded", "said"), [(True, "process 7\n"), (False, "process 7, which is not ready: until")])

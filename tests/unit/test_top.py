@@ -9,7 +9,7 @@ import pytest
 import reference
 import samples
 from samples import AT_NS, SECOND_NS
-from support import ROOT
+from support import ROOT, mentions
 from top_kit import NOW_NS, around, known, story
 
 from pytools.errors import UsageError
@@ -62,7 +62,9 @@ def test_every_frame_fits(width: int, height: int, panel: str, page: str, glyphs
 
 
 def test_one_row_says_everything_about_a_path() -> None:
-    assert cells(known(*story())) == {
+    shown = cells(known(*story()))
+    assert mentions(shown.pop("reason"), samples.path_state(1).reason, "under drain-congested")
+    assert shown == {
         "path": "h2 rail1",
         "state": "drained 4s",
         "q p99": "40.00 ms",
@@ -84,7 +86,6 @@ def test_one_row_says_everything_about_a_path() -> None:
         "CE back": "3.1 %",
         "app p99": UNKNOWN,
         "via": "10.1.1.1",
-        "reason": "queueing 41 ms > 5 ms for 60 ms [under drain-congested]",
     }
 
 
@@ -163,7 +164,7 @@ def test_the_first_line_has_all_that_was_asked_for(width: int) -> None:
     first = text(frame(known(*story()), width, at=around(mode=Mode(True, True), own_share=0.021)))[0]
     for part in ("swerve h1", "up 3d 04:12", "±430 ns", "steering", "agent 3.1 %", "lost 0"):
         assert part in first
-    assert ("clock synchronised ±430 ns to h2" in first) == (width == 200)
+    assert mentions(first, "clock", "synchronised", "±430 ns", "h2") == (width == 200)
 
 
 @pytest.mark.parametrize(
@@ -212,14 +213,12 @@ def test_the_clock_is_given_with_how_far_it_can_be_trusted() -> None:
 
 def test_the_selected_row_says_why_and_the_last_acts_explain_themselves() -> None:
     lines = text(frame(known(*story())))
-    assert line(lines, "h2 rail1:") == "h2 rail1: queueing 41 ms > 5 ms for 60 ms [under drain-congested]"
+    assert mentions(line(lines, "h2 rail1:"), samples.path_state(1).reason, "under drain-congested")
     assert line(lines, "TCP:") and line(lines, "links: rail1 queue full") and line(lines, "RDMA: 1 congested")
     assert line(lines, "clocks against h2")
     act = lines[lines.index("last acts") + 1]
-    assert act == (
-        "3.55 s ago nexthop group 102 applied: 11 5→1, 12 5→9 because queueing 41 ms > 5 ms for 60 ms on rail1 "
-        "[under drain-congested]"
-    )
+    what = ("nexthop group 102", "applied", "11 5→1", "12 5→9")
+    assert mentions(act, "3.55 s ago", *what, samples.act().because, "under drain-congested")
 
 
 def test_rows_come_before_what_is_said_below_them() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import samples
 from samples import AT_NS, SECOND_NS
+from support import mentions
 from textual import events
 from textual.pilot import Pilot
 from top_kit import story
@@ -395,7 +396,7 @@ def test_a_refusal_is_shown_and_the_view_goes_on() -> None:
 
     async def steps(view: Top, pilot: Pilot[Any], _: Script) -> None:
         await pilot.press("d", *"drain", "space", *"rail1", "enter")
-        assert await _answered(view) == "nothing measured would be left; drain another"
+        assert mentions(await _answered(view), "nothing measured would be left", "drain another")
         await pilot.press("2")
         assert view.look.panel == "flows"
 
