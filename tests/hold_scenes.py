@@ -47,10 +47,12 @@ def _net(seed: int, sensor: Sensor) -> Net:
     return Net(world, queue, every_ns=sensor.every_ns, late_ns=sensor.late_ns, error_ns=sensor.error_ns)
 
 
-def incast(make: Make, seed: int, sensor: Sensor = Sensor(), *, background: int = 2, kind: str = "cubic") -> Seen:
-    """16 hosts answer each request with 32 KiB at once, for 4 s; `background` others send without end."""
+def incast(
+    make: Make, seed: int, sensor: Sensor = Sensor(), *, background: int = 2, kind: str = "cubic", seconds: int = 4
+) -> Seen:
+    """16 hosts answer each request with 32 KiB at once, for some seconds; `background` others send without end."""
     net = _net(seed, sensor)
-    world, size, ends = net.world, 32 * 1024, 4 * SECOND
+    world, size, ends = net.world, 32 * 1024, seconds * SECOND
     flows = [Flow(Host(net, number, make()), kind) for number in range(16)]
     beside = [Flow(Host(net, 16 + number, make()), kind) for number in range(background)]
     times: list[int] = []

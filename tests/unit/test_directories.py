@@ -249,8 +249,9 @@ def test_every_page_that_is_named_is_there_and_none_is_named_without_its_place()
             inside = [each for argument in node.args for each in ast.walk(argument)]
             said = [str(each.value) for each in inside if isinstance(each, ast.Constant)]
             assert not [each for each in said if re.search(r"docs/\w", each)], f"{source}: say directories.page(...)"
-            if ast.unparse(node.func) in ("page", "directories.page"):
-                named += said
+            match node.func:
+                case ast.Name("page") | ast.Attribute(ast.Name("directories"), "page"):
+                    named += said
     assert len(named) > 10
     for name in named:
         assert Path(directories.page(name)) == ROOT / "docs" / name and (ROOT / "docs" / name).exists(), name

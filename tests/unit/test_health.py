@@ -691,7 +691,7 @@ def test_probes_that_were_overtaken_on_a_dead_path_are_no_queue():
 
 
 @pytest.mark.slow
-@settings(max_examples=30)  # each is minutes of a path
+@settings(max_examples=15)  # each is minutes of a path
 @given(
     st.lists(st.tuples(st.sampled_from(["dead", "slow", "good"]), st.integers(1, 40)), max_size=12),
     st.sampled_from([1, 3, 10]),

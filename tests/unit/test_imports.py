@@ -6,6 +6,7 @@ Reads the sources; imports nothing. Imports inside functions and under TYPE_CHEC
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterable, Iterator, Mapping
 
 import pytest
@@ -89,6 +90,7 @@ def imports(source: str, module: str, is_package: bool) -> Iterator[str]:
             yield from (f"{prefix}.{alias.name}" for alias in node.names)
 
 
+@functools.cache
 def sources() -> Mapping[str, list[str]]:
     """Module -> what it imports, for both packages."""
     found = {}

@@ -495,7 +495,7 @@ FATE = st.one_of(st.none(), st.integers(MS // 10, 80 * MS))  # lost, or answered
 
 
 @pytest.mark.slow
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(
     fates=st.lists(st.tuples(st.integers(1, 3), FATE), min_size=1, max_size=60),
     looks=st.lists(st.integers(MS // 2, 25 * MS), min_size=1, max_size=10),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 
 import msgspec
@@ -49,12 +50,17 @@ def cells(about: Known, place: int = 0, **look: object) -> dict[str, str]:
     return {field.heading: str(field.show(row)) for field in rows.listing.columns}
 
 
+@functools.cache
+def told() -> Known:
+    return known(*story())
+
+
 @pytest.mark.parametrize(("width", "height"), SIZES)
 @pytest.mark.parametrize("panel", ["paths", "flows", "links", "rdma", "events", "jobs"])
 @pytest.mark.parametrize("page", ["list", "detail", "help"])
 @pytest.mark.parametrize("glyphs", [UNICODE, ASCII], ids=["utf8", "ascii"])
 def test_every_frame_fits(width: int, height: int, panel: str, page: str, glyphs: Glyphs) -> None:
-    made = frame(known(*story()), width, height, glyphs=glyphs, panel=panel, page=page)
+    made = frame(told(), width, height, glyphs=glyphs, panel=panel, page=page)
     assert len(made.lines) == height
     assert max(each.cell_len for each in made.lines) <= width
     if glyphs is ASCII:
