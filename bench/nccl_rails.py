@@ -2,7 +2,8 @@
 
 Two hosts of a lab with rails of 5 Gbit/s, a rank of the job on each with a GPU of its own, which all-reduces 32 MiB
 over TCP (16 connections) again and again. Rail 1 loses everything for some seconds and is healed; the longest step from
-then on is the figure of a trial, medians of all. Probes every 5 ms.
+then on is the figure of a trial, medians of all. Which connections share a rail differs from job to job, so several
+jobs run one after the other, with some outages each. Probes every 5 ms.
 
 silent_rail          swerve with a minimum RTO on the managed routes; its peer is nobody, who does nothing
 silent_rail_200ms    swerve with the kernel's own minimum
@@ -164,26 +165,40 @@ def trial(lab: Lab, job: Job) -> float:
     return job.longest_ms(began_ns, healed_ns)
 
 
-def steered(options: argparse.Namespace, manage: str, killed: bool) -> tuple[list[float], list[float], float]:
-    """Longest steps, those after controllers were killed, and the median step before all of it; milliseconds."""
-    longest: list[float] = []
-    after_kill: list[float] = []
-    with running(options.torch) as (lab, job), swerve(lab, "silence", 5, manage) as side:
-        wait_until(side.whole, "all paths are healthy", FIRST_S)
-        healthy_ns = time.monotonic_ns()
-        time.sleep(QUIET_S)
-        healthy = median([lasted / MS for _, lasted in job.steps(healthy_ns)])
-        for _ in range(options.trials):
-            wait_until(side.whole, "all is well before the trial", FIRST_S)
-            began_ns = time.monotonic_ns()
-            longest.append(trial(lab, job))
-            note(f"longest step {longest[-1]:.0f} ms")
-            side.explain(began_ns)
-        for _ in range(options.kills if killed else 0):
-            wait_until(side.whole, "all is well before the trial", FIRST_S)
-            after_kill.append(kill(side, job))
-            note(f"longest step after SIGKILL {after_kill[-1]:.0f} ms")
-    return longest, after_kill, healthy
+class Steered(NamedTuple):
+    """What outages did to several jobs, in milliseconds."""
+
+    longest: list[float]  # steps, of all outages
+    after_kill: list[float]  # the same after the controllers were killed
+    healthy: list[float]  # the median step of each job before all of it
+
+
+def steered(options: argparse.Namespace, manage: str, kills: int) -> Steered:
+    """Outages of jobs that begin one after the other; controllers are killed beside the last."""
+    found = Steered([], [], [])
+    with prepared() as lab, swerve(lab, "silence", 5, manage) as side:
+        for left in reversed(range(options.silent_jobs)):
+            with working(lab, options.torch) as job:
+                wait_until(side.whole, "all paths are healthy", FIRST_S)
+                found.healthy.append(job.median_ms(0.0, QUIET_S))
+                outages = [_outage(side, job) for _ in range(options.trials)]
+                found.longest.extend(outages)
+                note(f"a job: healthy {found.healthy[-1]:.0f} ms, longest step {median(outages):.0f} ms in the median")
+                for _ in range(0 if left else kills):
+                    wait_until(side.whole, "all is well before the trial", FIRST_S)
+                    found.after_kill.append(kill(side, job))
+                    note(f"longest step after SIGKILL {found.after_kill[-1]:.0f} ms")
+    return found
+
+
+def _outage(side: Side, job: Job) -> float:
+    """A trial, and what swerve did in it."""
+    wait_until(side.whole, "all is well before the trial", FIRST_S)
+    began_ns = time.monotonic_ns()
+    longest = trial(side.lab, job)
+    note(f"longest step {longest:.0f} ms")
+    side.explain(began_ns)
+    return longest
 
 
 def kill(side: Side, job: Job) -> float:
@@ -304,19 +319,21 @@ def main() -> None:
             nobody.append(trial(lab, job))
             note(f"nobody acts: longest step {nobody[-1]:.0f} ms")
             job.goes_on()
-    ours, after_kill, healthy = steered(options, f", rto_min: {options.rto_min}", killed=True)
-    usual, _, _ = steered(options, "", killed=False)
-    compare("jobs", "step_longest", ours, nobody, "ms", "lower", case="silent_rail", peer="nobody")
+    ours = steered(options, f", rto_min: {options.rto_min}", options.kills)
+    usual = steered(options, "", 0).longest
+    compare("jobs", "step_longest", ours.longest, nobody, "ms", "lower", case="silent_rail", peer="nobody")
     emit("jobs", "step_longest", median(usual), "ms", "lower", case="silent_rail_200ms", n=len(usual))
-    emit("jobs", "step_longest", max(after_kill), "ms", "lower", case="controller_killed", n=len(after_kill))
-    emit("jobs", "step", healthy, "ms", "lower", case="healthy", n=1)
+    if killed := ours.after_kill:
+        emit("jobs", "step_longest", max(killed), "ms", "lower", case="controller_killed", n=len(killed))
+    emit("jobs", "step", median(ours.healthy), "ms", "lower", case="healthy", n=len(ours.healthy))
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--torch", default="python3", help="the Python that has PyTorch (python3)")
     parser.add_argument("--rto-min", default="10ms", help="minimum RTO, at least two timer ticks (10ms)")
-    parser.add_argument("--trials", type=int, default=10, help="outages with swerve, of each kind (10)")
+    parser.add_argument("--silent-jobs", type=int, default=5, help="jobs with outages beside swerve, of each kind (5)")
+    parser.add_argument("--trials", type=int, default=3, help="outages of each of them (3)")
     parser.add_argument("--alone", type=int, default=3, help="outages while nobody acts (3)")
     parser.add_argument("--kills", type=int, default=3, help="outages in which the controllers are killed (3)")
     parser.add_argument("--jobs", type=int, default=5, help="jobs whose connections are spread (5)")
