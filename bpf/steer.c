@@ -123,6 +123,7 @@ static __always_inline int follow_pin(struct __sk_buff *skb, struct swerve_steer
 {
 	struct swerve_steer_target *target;
 	u32 index = row->target;
+	bool doubt;
 
 	if (!row->pin_until_ns)
 		return TC_ACT_UNSPEC;
@@ -143,7 +144,8 @@ static __always_inline int follow_pin(struct __sk_buff *skb, struct swerve_steer
 		return TC_ACT_UNSPEC;
 	}
 	/* there it would be sent back here, or elsewhere: the path behind the pin's target is silent */
-	if (settings->standby_until_ns && alarmed() && standby_of(skb, target->ifindex, settings, bpf_ktime_get_ns())) {
+	if (settings->standby_until_ns && alarmed() &&
+	    standby_of(skb, target->ifindex, settings, bpf_ktime_get_ns(), &doubt)) {
 		count(skb, SWERVE_STEER_DEAD);
 		return TC_ACT_UNSPEC;
 	}
@@ -200,7 +202,7 @@ static __always_inline bool stays(struct __sk_buff *skb)
 	return is_probe(skb) || skb->vlan_present || (find_flow(skb, &key) == FLOW && exempt(skb, &key.flow));
 }
 
-/* Packets of a silent path, while its stand-by is heard of. */
+/* Packets of a silent path, or retries on one that may be, while its stand-by is heard of. */
 static __always_inline int reroute(struct __sk_buff *skb, struct swerve_steer_settings *settings)
 {
 	struct swerve_steer_target *target;
@@ -208,8 +210,9 @@ static __always_inline int reroute(struct __sk_buff *skb, struct swerve_steer_se
 	u64 now = bpf_ktime_get_ns();
 	u32 index;
 	int verdict;
+	bool doubt;
 
-	standby = standby_of(skb, skb->ifindex, settings, now);
+	standby = standby_of(skb, skb->ifindex, settings, now, &doubt);
 	if (!standby || stays(skb))
 		return TC_ACT_UNSPEC;
 	index = standby->target;
@@ -221,8 +224,9 @@ static __always_inline int reroute(struct __sk_buff *skb, struct swerve_steer_se
 	verdict = redirect(skb, target, bpf_jiffies64());
 	if (verdict != TC_ACT_REDIRECT)
 		return verdict;
-	note_moved(skb, standby, now, settings->hold_ns);
-	count(skb, SWERVE_STEER_REROUTED);
+	if (!doubt)
+		note_moved(skb, standby, now, settings->hold_ns);
+	count(skb, doubt ? SWERVE_STEER_RETRIED : SWERVE_STEER_REROUTED);
 	return verdict;
 }
 

@@ -617,7 +617,8 @@ enum swerve_steer_counter {
 	SWERVE_STEER_HELD = 15,		 /* given a later time to leave at */
 	SWERVE_STEER_HOLD_UNLEASED = 16, /* this and the next: to a held destination, but not held: no lease */
 	SWERVE_STEER_HOLD_BLIND = 17,	 /* nothing is known of the path's queue, or nothing new */
-	SWERVE_STEER_COUNTERS = 18,
+	SWERVE_STEER_RETRIED = 18,	 /* TCP's retries, to a stand-by, while the path may be silent */
+	SWERVE_STEER_COUNTERS = 19,
 };
 
 /* ---- connect.c ---------------------------------------------------------------------------------------------- */

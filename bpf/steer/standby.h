@@ -9,6 +9,7 @@
 #ifndef SWERVE_STEER_STANDBY_H
 #define SWERVE_STEER_STANDBY_H
 
+#include "lib/tcp.h"
 #include "steer/tables.h"
 
 /* After the last probe along a silent path; longer than its hold time, and than any interval of probes. */
@@ -84,9 +85,55 @@ static __always_inline bool better(struct swerve_probe_path *other, struct swerv
 	return other->answered_ns > path->first_ns && other->unanswered * 2 < path->unanswered;
 }
 
-/* The stand-by of a packet that would leave by this interface; NULL: it goes as it is routed. */
+/* Not silent yet: probes up to the limit are unanswered, the first for longer than any answer has taken of late. */
+static __always_inline bool in_doubt(struct swerve_probe_path *path, u64 now)
+{
+	return path->limit && path->silent_at_ns && now > path->first_ns + path->grace_ns / 2;
+}
+
+/*
+ * Whether a path that stands by for one in doubt answers: its oldest probe without an answer left less than half as
+ * long ago. For no pair of paths does that hold both ways.
+ */
+static __always_inline bool surer(struct swerve_probe_path *other, struct swerve_probe_path *path, u64 now, u64 hold_ns)
+{
+	if (avoided(other, now, hold_ns) || other->answered_ns <= path->first_ns)
+		return false;
+	return !other->first_ns || now - path->first_ns > 2 * (now - other->first_ns);
+}
+
+/*
+ * Whether a TCP connection sends what an unanswered timer makes it send: something again, or more than its window
+ * allows, as a tail loss probe does. Or a mere acknowledgement, on which such a timer of the peer may wait.
+ */
+static __always_inline bool is_retry(struct __sk_buff *skb)
+{
+	struct bpf_tcp_sock *tp;
+	struct bpf_sock *sk = skb->sk;
+	struct tcp_head *head;
+	struct plain plain;
+
+	if (!read_plain(skb, &plain, 0) || plain.protocol != IPPROTO_TCP)
+		return false;
+	head = plain.transport;
+	if ((void *)(head + 1) > plain.end || !sk)
+		return false;
+	tp = bpf_tcp_sock(sk);
+	if (!tp)
+		return false;
+	if ((s32)(bpf_ntohl(head->sequence) - tp->snd_nxt) < 0)
+		return true;
+	if (plain.bytes == tcp_header_bytes(head))
+		return true;
+	return tp->packets_out + tp->retrans_out >= tp->snd_cwnd + tp->sacked_out + tp->lost_out;
+}
+
+/*
+ * The stand-by of a packet that would leave by this interface; NULL: it goes as it is routed. In doubt only what is sent
+ * because of a timer has one: where a queue makes a path silent late, a timeout in vain would cost more than the wait.
+ */
 static __always_inline struct swerve_standby *standby_of(struct __sk_buff *skb, u32 ifindex,
-							 struct swerve_steer_settings *settings, u64 now)
+							 struct swerve_steer_settings *settings, u64 now, bool *doubt)
 {
 	struct swerve_probe_path *path, *other;
 	struct swerve_standby_key key = {};
@@ -102,14 +149,18 @@ static __always_inline struct swerve_standby *standby_of(struct __sk_buff *skb, 
 	if (!standby)
 		return NULL;
 	path = path_of(standby->path, standby->generation);
-	if (!path || path->ifindex != ifindex || !avoided(path, now, settings->hold_ns))
+	if (!path || path->ifindex != ifindex)
+		return NULL;
+	*doubt = !avoided(path, now, settings->hold_ns);
+	if (*doubt && (!in_doubt(path, now) || !is_retry(skb)))
 		return NULL;
 	if (settings->standby_until_ns <= now) {
 		count(skb, SWERVE_STEER_UNLEASED);
 		return NULL;
 	}
 	other = path_of(standby->other, standby->other_generation);
-	if (!other || !other->answered_ns || !better(other, path, now, settings->hold_ns)) {
+	if (!other || !other->answered_ns ||
+	    !(*doubt ? surer(other, path, now, settings->hold_ns) : better(other, path, now, settings->hold_ns))) {
 		count(skb, SWERVE_STEER_NO_STANDBY);
 		return NULL;
 	}

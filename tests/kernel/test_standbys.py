@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import pin_kit as kit
 import pytest
+import support
 from pin_kit import FAR, Rails, Wire, compiled_once, rails, versions
 from support import mentions
 
@@ -29,7 +30,7 @@ from steering.plan import StandBy
 
 __all__ = ["compiled_once", "rails"]  # fixtures
 
-LIMIT = 3
+LIMIT, PORT = 3, 7100
 HOLD_NS = kit.SECOND
 
 
@@ -233,6 +234,77 @@ def test_packets_go_as_they_are_routed(world: World, why: str, counted: dict[str
         assert wire.send()[0] == routed
         assert world.counted() == counted
         assert world.standbys.moved() == []
+
+
+@pytest.mark.parametrize("doubt", [True, False], ids=["in doubt", "not in doubt"])
+def test_retries_of_a_connection_leave_a_path_in_doubt(world: World, doubt: bool) -> None:
+    with contextlib.ExitStack() as stack:
+        near, far = connection(world, stack)
+        world.arm(1)
+        world.agent.silence(1)
+        path = world.agent.record(1)
+        path["silent_at_ns"], path["grace_ns"] = kit.soon(), 10_000_000 if doubt else 60 * kit.SECOND
+        near.send(b"a")
+        assert far.recv(1) == b"a"
+        assert world.counted() == {}, "no retry"
+        lose(world, 1)
+        near.send(b"b")
+        if doubt:
+            assert far.recv(1) == b"b"
+            support.wait_until(lambda: not timeouts(near), 20, "it is acknowledged")
+            retried = world.counted()["retried"]
+            assert retried >= 1
+            assert world.counted() == {"redirected": retried, "retried": retried}
+            far.send(b"c")
+            support.wait_until(lambda: world.counted()["retried"] > retried, 20, "it acknowledges")
+        else:
+            support.wait_until(lambda: timeouts(near) >= 2, 20, "it times out twice")
+            assert world.counted() == {}
+        assert world.standbys.moved() == [], "the path is not silent"
+
+
+def test_a_loss_probe_with_new_data_leaves_a_path_in_doubt(world: World) -> None:
+    with contextlib.ExitStack() as stack:
+        near, far = connection(world, stack)
+        captures = [kit.Capture(world.rails.far, f"rail{rail}") for rail in (1, 2)]
+        for each in captures:
+            stack.enter_context(contextlib.closing(each))
+        world.arm(1)
+        world.agent.silence(1)
+        path = world.agent.record(1)
+        path["silent_at_ns"], path["grace_ns"] = kit.soon(), 10_000_000
+        lose(world, 1)
+        near.setblocking(False)
+        sent = near.send(bytes(1 << 20))  # more than the window
+        left = sent
+        while left:
+            left -= len(far.recv(left))
+        lost, probes = ([int.from_bytes(each[38:42]) for each in capture.frames(PORT)] for capture in captures)
+        assert lost[0] < probes[0]
+        assert probes[0] not in lost, "not sent before"
+
+
+def lose(world: World, rail: int) -> None:
+    """Let a rail lose what the near host sends: it goes to a neighbour that is not there."""
+    gateway = world.rails.gateway(rail)
+    words = f"neigh replace {gateway} lladdr 02:00:00:00:00:99 nud permanent dev rail{rail}"
+    world.rails.ip(*words.split())
+
+
+def connection(world: World, stack: contextlib.ExitStack) -> tuple[socket.socket, socket.socket]:
+    """Both ends of a TCP connection to the far host, routed over rail 1."""
+    world.rails.only(1)
+    with inside(world.rails.far):
+        listener = stack.enter_context(socket.create_server((FAR[0], PORT)))
+    near = stack.enter_context(socket.create_connection((FAR[0], PORT)))
+    far = stack.enter_context(listener.accept()[0])
+    far.settimeout(20 * support.slow_factor())
+    return near, far
+
+
+def timeouts(connection: socket.socket) -> int:
+    """In a row: tcpi_retransmits."""
+    return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)[2]
 
 
 def test_packets_stay_away_for_the_hold_time(world: World) -> None:
