@@ -112,7 +112,7 @@ def test_the_port_of_a_bond_or_team_that_loses_silently_is_named(lab: Lab) -> No
 
 def check_port_named(lab: Lab, families: tuple[int, ...]) -> None:
     """One of the two cables of rail 1 drops the UDP that arrives at its end, and keeps its carrier."""
-    made = watching.watchers(lab, probe=Probe(sweep_per_s=40), links=Links(mtu_interval_s=0))
+    made = watching.watchers(lab, probe=Probe(interval_ms=100, sweep_per_s=40), links=Links(mtu_interval_s=0))
     near, rail = lab.hosts[0], lab.rails[0]
     addresses = [lab.hosts[1].service if family == 4 else lab.hosts[1].service6 for family in families]
     ways: dict[tuple[str, int], PathWay] = {}
