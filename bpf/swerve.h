@@ -550,6 +550,7 @@ struct swerve_steer_settings {
 /* How packets to a destination are held on a path, as steer/hold_law.h takes it. Written by user space. */
 struct swerve_hold_limits {
 	u64 until_ns;	  /* the lease; past it nothing is held */
+	u64 second_ns;	  /* when a second of CLOCK_REALTIME began: what is done in turns all hosts do at once */
 	u64 threshold_ns; /* the queueing that is wanted on the path; more than 0 */
 	u64 longest_ns;	  /* no packet waits longer; at most a second */
 	u64 fresh_ns;	  /* for how long a sample counts; at most a second */

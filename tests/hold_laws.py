@@ -13,7 +13,7 @@ FOREVER = 1 << 60
 
 def limits(threshold_ns: int = MS, longest_ns: int = 50 * MS) -> law.Limits:
     """As the policy's defaults have them."""
-    return law.Limits(FOREVER, threshold_ns, longest_ns, 200 * MS, 125_000, 256)
+    return law.Limits(FOREVER, 0, threshold_ns, longest_ns, 200 * MS, 125_000, 256)
 
 
 @dataclass

@@ -26,8 +26,8 @@
 #define HOLD_START 4		 /* times the floor: the rate at which it then begins, where a queue is */
 
 #define HOLD_SHORT 4		    /* times the threshold: longer queues are not those of held hosts alone */
-#define HOLD_OTHERS_NS 300000000ULL /* where a queue has been longer for this time, others keep it so, */
-#define HOLD_BESIDE 4		    /* and a rate grows by so many times as much: it would come to nothing */
+#define HOLD_OTHERS_NS 300000000ULL /* where a queue has been longer for this time, others keep it so: */
+#define HOLD_TRY_NS 100000000ULL    /* only for this time of each second all hold, to see whether it is theirs again */
 
 /* Of 1024, how much one round of the loop corrects: of what the queue grows, of what is too much, of what it lacks. */
 #define HOLD_TREND 410
@@ -82,6 +82,14 @@ static inline __attribute__((always_inline)) void hold_forget(struct swerve_hold
 	state->rate = 0;
 	state->gap = 0;
 	state->burst_rate = 0;
+}
+
+/* Whether to hold nothing, since hosts without a hold keep the queue long. */
+static inline __attribute__((always_inline)) bool hold_is_beside(const struct swerve_hold_state *state,
+								 const struct swerve_hold_limits *limits, u64 now_ns)
+{
+	return now_ns > state->short_ns + HOLD_OTHERS_NS &&
+	       hold_less(now_ns, limits->second_ns) % HOLD_SECOND_NS >= HOLD_TRY_NS;
 }
 
 /* The largest rate of late at which packets left, whether they were held or not. */
@@ -170,11 +178,18 @@ static inline __attribute__((always_inline)) enum hold_result hold_sample(struct
 	state->sent_ns = sent_ns;
 	state->queue_ns = queue_ns;
 	state->taken_ns = now_ns;
-	if (queue_ns <= HOLD_SHORT * limits->threshold_ns)
+	if (!follows) /* what nobody looked at does not count as long */
+		state->short_ns += apart;
+	if (queue_ns <= HOLD_SHORT * limits->threshold_ns || state->short_ns > now_ns)
 		state->short_ns = now_ns;
 	hold_measure(state, now_ns);
 	if (now_ns > state->held_ns + HOLD_MEMORY_NS)
 		hold_forget(state);
+	if (hold_is_beside(state, limits, now_ns)) {
+		state->rate = 0;
+		state->gap = 0;
+		return excess > 0 ? HOLD_CONGESTED : HOLD_CLEAR;
+	}
 	rate = state->rate;
 	binds = state->last_ns > taken_ns && rate <= 2 * state->own_rate;
 	if (!rate) {
@@ -188,8 +203,6 @@ static inline __attribute__((always_inline)) enum hold_result hold_sample(struct
 	} else if (follows) {
 		step = hold_step(grown, excess, apart, now_ns - before_ns);
 		more = hold_root(rate * HOLD_UNIT_RATE) * apart / HOLD_GROWTH_NS;
-		if (now_ns > state->short_ns + HOLD_OTHERS_NS)
-			more *= HOLD_BESIDE;
 		if (step < 0)
 			rate -= (rate >> 10) * (u64)-step;
 		else if (binds)
@@ -245,7 +258,8 @@ hold_release(struct swerve_hold_state *state, const struct swerve_hold_limits *l
 	__sync_fetch_and_add(&state->bytes, wire_bytes);
 	if (limits->until_ns <= now_ns || now_ns > state->taken_ns + limits->fresh_ns)
 		return state->last_ns > now_ns ? state->last_ns : 0;
-	if (idle_ns > HOLD_IDLE_NS && (state->rate || state->queue_ns > limits->threshold_ns >> 2))
+	if (idle_ns > HOLD_IDLE_NS && (state->rate || state->queue_ns > limits->threshold_ns >> 2) &&
+	    !hold_is_beside(state, limits, now_ns))
 		hold_begin(state, limits, now_ns);
 	next = state->next_ns;
 	if (next <= now_ns) {

@@ -156,7 +156,9 @@ class Holds(Closing):
     def renew(self, until_ns: int) -> None:
         """Let all holds last until this moment; 0: nothing is held but behind what waits already."""
         numbers = [number for _, number, _ in self._held.values()]
-        self._table.holds["limits"]["until_ns"][numbers] = until_ns
+        limits = self._table.holds["limits"]
+        limits["second_ns"][numbers] = time.monotonic_ns() - time.time_ns() % 1_000_000_000
+        limits["until_ns"][numbers] = until_ns
         self._table.settings["held_until_ns"] = max(1, until_ns) if numbers else 0  # 0: not even looked at
 
     def end(self) -> None:

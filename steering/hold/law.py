@@ -20,12 +20,13 @@ freed is found in a few samples.
    sent with it, as they mostly do again. Where that is unknown, or no packet of it was held, it begins at four times
    the floor. Packets that wait at the host are no silence.
 3. Fairness: a rate that holds packets back also grows, by the root of (rate x 1 Mbit/s) in 32 ms. Small rates gain
-   relatively more, so shares converge. A rate above twice what the host sends does not grow. Where the queue has been
-   longer than four thresholds for 300 ms, others keep it so who are not held: rates grow four times as much, or they
-   would come to nothing beside loss-based congestion control (as Copa does [2]_).
+   relatively more, so shares converge. A rate above twice what the host sends does not grow.
 4. Pause: above twice the threshold nothing leaves until the excess has drained. Pauses that a probe could not see yet
    are subtracted from what it found.
-5. End: a rate that has held no packet for a second is forgotten.
+5. Beside others: where the queue has been longer than four thresholds for 300 ms, hosts without a hold keep it so, and
+   a rate would come to nothing. Then nothing is held (as Copa competes [2]_), but in the first 100 ms of each second
+   of CLOCK_REALTIME: the queue becomes short if those hosts have gone, since all others hold at the same time.
+6. End: a rate that has held no packet for a second is forgotten.
 
 References
 ----------
@@ -58,7 +59,7 @@ START: Final = 4
 GROWTH_NS: Final = 32_000_000
 SHORT: Final = 4
 OTHERS_NS: Final = 300_000_000
-BESIDE: Final = 4
+TRY_NS: Final = 100_000_000
 
 
 class Result(IntEnum):
@@ -75,6 +76,7 @@ class Limits:
     """`struct swerve_hold_limits`."""
 
     until_ns: int
+    second_ns: int
     threshold_ns: int
     longest_ns: int
     fresh_ns: int
@@ -134,11 +136,16 @@ def sample(state: State, limits: Limits, now_ns: int, sent_ns: int, queue_ns: in
     grown = queue_ns - state.queue_ns + _paused(state, before_ns, sent_ns)
     excess = queue_ns - _paused(state, sent_ns, state.pause_end_ns) - limits.threshold_ns
     state.sent_ns, state.queue_ns, state.taken_ns = sent_ns, queue_ns, now_ns
-    if queue_ns <= SHORT * limits.threshold_ns:
+    if apart > SPAN_NS:  # what nobody looked at does not count as long
+        state.short_ns += apart
+    if queue_ns <= SHORT * limits.threshold_ns or state.short_ns > now_ns:
         state.short_ns = now_ns
     _measure(state, now_ns)
     if now_ns > state.held_ns + MEMORY_NS:
         _forget(state)
+    if _is_beside(state, limits, now_ns):
+        state.rate = state.gap = 0
+        return Result.CONGESTED if excess > 0 else Result.CLEAR
     binds = state.last_ns > taken_ns and state.rate <= 2 * state.own_rate
     if not state.rate:
         rate = min(state.own_rate, MOST_RATE) if excess > 0 else 0
@@ -166,7 +173,8 @@ def release(state: State, limits: Limits, now_ns: int, wire_bytes: int) -> int:
     state.left_ns = now_ns
     if limits.until_ns <= now_ns or now_ns > state.taken_ns + limits.fresh_ns:
         return state.last_ns if state.last_ns > now_ns else 0
-    if idle_ns > IDLE_NS and (state.rate or state.queue_ns > limits.threshold_ns >> 2):
+    queued = state.rate or state.queue_ns > limits.threshold_ns >> 2
+    if idle_ns > IDLE_NS and queued and not _is_beside(state, limits, now_ns):
         _set_rate(state, state.burst_rate or min(limits.floor, MOST_RATE) * START, limits.floor)
         state.held_ns = now_ns
     if state.next_ns <= now_ns:
@@ -178,6 +186,11 @@ def release(state: State, limits: Limits, now_ns: int, wire_bytes: int) -> int:
     state.last_ns = at
     state.held_ns = now_ns
     return at
+
+
+def _is_beside(state: State, limits: Limits, now_ns: int) -> bool:
+    long = now_ns > state.short_ns + OTHERS_NS
+    return long and max(0, now_ns - limits.second_ns) % SECOND_NS >= TRY_NS
 
 
 def _end_burst(state: State, now_ns: int) -> None:
@@ -195,8 +208,6 @@ def _step(grown: int, excess: int, apart: int, delay: int) -> int:
 
 def _correct(state: State, limits: Limits, step: int, bound_ns: int) -> None:
     rate, more = state.rate, root(state.rate * UNIT_RATE) * bound_ns // GROWTH_NS
-    if state.taken_ns > state.short_ns + OTHERS_NS:
-        more *= BESIDE
     if step < 0 or bound_ns:
         rate += (rate >> 10) * step
     _set_rate(state, rate + more, limits.floor)

@@ -46,6 +46,7 @@ def compiled() -> ctypes.CDLL:
 LIMITS = st.builds(
     law.Limits,
     until_ns=st.integers(0, 10 * SECOND),
+    second_ns=st.integers(0, 10 * SECOND),
     threshold_ns=st.integers(1, 50_000_000),
     longest_ns=st.integers(0, SECOND),
     fresh_ns=st.integers(0, SECOND),
@@ -61,6 +62,7 @@ STEPS = st.lists(st.tuples(st.integers(0, 3_000_000_000) | st.integers(0, 5_000_
 WORKING = st.builds(
     law.Limits,
     until_ns=st.just(1000 * SECOND),
+    second_ns=st.integers(0, START),
     threshold_ns=st.integers(1, 5_000_000),
     longest_ns=st.integers(1_000_000, 50_000_000),
     fresh_ns=st.integers(5_000_000, SECOND),
@@ -129,7 +131,7 @@ def test_no_packet_is_held_longer_than_the_longest_or_leaves_before_an_earlier_o
 
 
 def test_past_the_lease_packets_wait_only_for_those_that_were_held_before() -> None:
-    limits = law.Limits(START + 10_000_000, 1_000_000, 20_000_000, SECOND, 0, 256)
+    limits = law.Limits(START + 10_000_000, 0, 1_000_000, 20_000_000, SECOND, 0, 256)
     state = law.State()
     law.sample(state, limits, START, START - 1000, 9_000_000)
     assert law.release(state, limits, START + 7_000_000, 1500) == 0  # the pause of 7 ms is over
@@ -143,12 +145,12 @@ def test_past_the_lease_packets_wait_only_for_those_that_were_held_before() -> N
 
 @pytest.mark.parametrize(("age", "result"), [(100_000_000, law.Result.CONGESTED), (100_000_001, law.Result.STALE)])
 def test_a_sample_counts_for_as_long_as_it_is_fresh(age: int, result: law.Result) -> None:
-    limits = law.Limits(10 * SECOND, 1_000_000, 20_000_000, 100_000_000, 0, 256)
+    limits = law.Limits(10 * SECOND, 0, 1_000_000, 20_000_000, 100_000_000, 0, 256)
     assert law.sample(law.State(), limits, START, START - age, 9_000_000) == result
 
 
 def test_without_a_fresh_sample_nothing_is_held() -> None:
-    limits = law.Limits(10 * SECOND, 1_000_000, SECOND, 100_000_000, 0, 256)
+    limits = law.Limits(10 * SECOND, 0, 1_000_000, SECOND, 100_000_000, 0, 256)
     state = law.State()
     law.sample(state, limits, START, START - 1000, 500_000_000)
     assert law.release(state, limits, START + 100_000_000, 1500) == START + 498_000_000
@@ -156,7 +158,7 @@ def test_without_a_fresh_sample_nothing_is_held() -> None:
 
 
 def test_a_sample_that_a_newer_one_overtook_changes_nothing() -> None:
-    limits = law.Limits(10 * SECOND, 1_000_000, SECOND, 100_000_000, 0, 256)
+    limits = law.Limits(10 * SECOND, 0, 1_000_000, SECOND, 100_000_000, 0, 256)
     state = law.State()
     law.sample(state, limits, START, START - 1000, 500_000)
     before = astuple(state)
@@ -165,7 +167,7 @@ def test_a_sample_that_a_newer_one_overtook_changes_nothing() -> None:
 
 
 def test_a_pause_that_the_probe_could_not_see_is_not_made_twice() -> None:
-    limits = law.Limits(10 * SECOND, 1_000_000, SECOND, 100_000_000, 0, 256)
+    limits = law.Limits(10 * SECOND, 0, 1_000_000, SECOND, 100_000_000, 0, 256)
     state = law.State()
     law.sample(state, limits, START, START - 2000, 9_000_000)
     assert state.next_ns == START + 7_000_000
@@ -179,8 +181,8 @@ def engaged(rate: int = 1_000_000, threshold: int = 1_000_000) -> tuple[law.Stat
     """A state that lets `rate` pass, in balance: the last sample found just the threshold."""
     state = law.State(sent_ns=START - 2_000_000, queue_ns=threshold, taken_ns=START - 1_000_000, held_ns=START)
     state.rate, state.gap = rate, (SECOND << law.SHIFT) // rate
-    state.last_ns, state.window_ns, state.own_rate = START, START - 100_000, rate
-    return state, law.Limits(10 * SECOND, threshold, 20_000_000, SECOND, 0, 256)
+    state.last_ns, state.window_ns, state.own_rate, state.short_ns = START, START - 100_000, rate, START
+    return state, law.Limits(10 * SECOND, 0, threshold, 20_000_000, SECOND, 0, 256)
 
 
 def test_a_queue_that_grows_lowers_the_rate_and_one_that_shrinks_raises_it() -> None:
@@ -243,15 +245,42 @@ def test_a_packet_that_waits_is_no_silence() -> None:
     assert state.rate == 400_000
 
 
-def test_where_others_keep_the_queue_long_a_rate_grows_more() -> None:
-    rates = []
-    for queue, short_ns in ((4_000_000, 0), (4_000_001, START - law.OTHERS_NS), (4_000_001, START - law.OTHERS_NS - 1)):
-        state, limits = engaged()
-        state.queue_ns, state.short_ns = queue, short_ns
-        law.sample(state, limits, START, START - 500_000, queue)
-        rates.append(state.rate)
-    usual = law.root(1_000_000 * law.UNIT_RATE) * 1_500_000 // law.GROWTH_NS
-    assert [each - rates[0] for each in rates] == [0, 0, (law.BESIDE - 1) * usual]
+LONG_NS = 4_000_001  # a queue of more than four thresholds
+
+
+def watched(state: law.State, limits: law.Limits, since_ns: int, until_ns: int) -> list[int]:
+    """Find a long queue every 10 ms; in which samples, of that time, something was held."""
+    held = []
+    for now in range(since_ns, until_ns + 1, 10_000_000):
+        law.sample(state, limits, now, now - 1000, LONG_NS)
+        if law.release(state, limits, now, 1500) > now:
+            held.append((now - START) // 1_000_000)
+    return held
+
+
+def test_where_others_keep_the_queue_long_all_hosts_hold_in_the_same_tenth_of_each_second() -> None:
+    state, limits = engaged()
+    limits.second_ns = START - 500_000_000
+    held = watched(state, limits, START, START + 1_800_000_000)
+    assert set(held) <= {*range(0, 310, 10), *range(500, 600, 10), *range(1500, 1600, 10)}
+    for begin in (0, 500, 1500):
+        assert any(begin <= each < begin + 100 for each in held)
+
+
+def test_a_short_queue_ends_the_time_beside_others() -> None:
+    state, limits = engaged()
+    watched(state, limits, START, START + 600_000_000)
+    again_ns = START + 610_000_000
+    law.sample(state, limits, again_ns, again_ns - 1000, LONG_NS - 1)  # just four thresholds
+    assert watched(state, limits, again_ns + 10_000_000, again_ns + 300_000_000)
+
+
+def test_a_queue_that_nobody_looked_at_is_not_long() -> None:
+    state, limits = engaged()
+    for number in range(1, 10):
+        now = START + number * 100_000_000
+        law.sample(state, limits, now, now - 1000, LONG_NS)
+    assert law.release(state, limits, now, 1500) > now
 
 
 def test_a_rate_that_holds_nothing_back_is_not_raised() -> None:
@@ -270,8 +299,9 @@ def test_no_sample_more_than_halves_a_rate_or_raises_it_by_much_more_than_half(q
 
 def test_a_first_excess_sets_the_rate_to_what_the_path_has_carried() -> None:
     """Within 2 ms the queue grew by 6: three parts of four were too much."""
-    limits = law.Limits(10 * SECOND, 1_000_000, 20_000_000, SECOND, 0, 256)
+    limits = law.Limits(10 * SECOND, 0, 1_000_000, 20_000_000, SECOND, 0, 256)
     state = law.State(sent_ns=START - 3_000_000, taken_ns=START - 2_000_000, window_ns=START - 2_000_000)
+    state.short_ns = START
     state.bytes = 200_000
     law.sample(state, limits, START, START - 1_000_000, 6_000_000)
     assert state.rate == pytest.approx(200_000 / 0.002 / 4, rel=0.01)

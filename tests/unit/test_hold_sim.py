@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from hold_laws import InUse
-from hold_scenes import RATE, ROOM, incast, shared
-from hold_world import SECOND, Flow, Host, Net, Queue, World
+from hold_scenes import ENDLESS, RATE, ROOM, incast, shared
+from hold_world import MS, SECOND, Flow, Host, Net, Queue, World
 from hypothesis import given
 from hypothesis import strategies as st
 
 
-def net(seed: int = 1) -> Net:
+def net(seed: int = 1, room: int = ROOM) -> Net:
     world = World(seed)
-    return Net(world, Queue(world, RATE, ROOM))
+    return Net(world, Queue(world, RATE, room))
 
 
 def test_a_packet_arrives_when_it_has_passed_the_interface_the_wire_and_the_queue() -> None:
@@ -68,6 +68,28 @@ def test_hosts_that_send_without_end_share_the_bottleneck_fairly_and_lose_nothin
     seen = shared(InUse, 1)
     assert seen.dropped == 0 and seen.used > 0.99
     assert 0.9 < seen.share < 1.1
+
+
+def test_hosts_that_hold_keep_their_share_beside_hosts_that_do_not() -> None:
+    assert shared(InUse, 1, others=lambda: None).share > 0.8
+
+
+def test_hosts_hold_again_once_those_that_do_not_have_gone_whenever_they_began() -> None:
+    one, gone = net(room=2 * ROOM), list[int]()
+    others = [Flow(Host(one, 10 + number, None)) for number in range(4)]
+    for number in range(4):
+        flow = Flow(Host(one, number, InUse()))
+        one.world.at(number * 300 * MS, flow.give, ENDLESS)
+    for flow in others:
+        flow.give(4_000_000, lambda: gone.append(one.world.now))
+    while len(gone) < len(others):
+        one.world.run(one.world.now + 10 * MS)
+    one.world.run(one.world.now + 1200 * MS)
+    one.queue.longest = 0
+    dropped = one.queue.dropped
+    one.world.run(one.world.now + SECOND)
+    assert one.queue.longest < RATE // 250  # the four thresholds
+    assert one.queue.dropped == dropped
 
 
 def test_an_incast_with_holds_waits_for_no_timeout() -> None:
