@@ -46,7 +46,8 @@ class Played:
     completions_ns: list[int] = field(default_factory=list)
     unfinished: int = 0
     bulk_bytes: list[int] = field(default_factory=list)  # received by each connection between first and last request
-    longest_gap_ns: int = 0  # in which one of these received nothing
+    reply_bytes: int = 0  # received meanwhile of all replies
+    longest_gap_ns: int = 0  # in which a bulk connection received nothing
     span_ns: int = 0
     slowest_ns: list[int] = field(default_factory=list)  # when each sender's reply to the slowest request was complete
 
@@ -117,7 +118,7 @@ class Incast:
         self._start_bulk(self._bulks)
         begun()
         begin = time.monotonic_ns()
-        bulk = [reply.received for reply in self._bulks]
+        bulk, replies = ([each.received for each in some] for some in (self._bulks, self._replies))
         for reply in self._bulks:
             reply.last_ns, reply.longest_gap_ns = begin, 0
         for number in range(load.requests):
@@ -132,6 +133,7 @@ class Incast:
         played.span_ns = time.monotonic_ns() - begin
         ended()
         played.bulk_bytes = [reply.received - was for reply, was in zip(self._bulks, bulk, strict=True)]
+        played.reply_bytes = sum(each.received for each in self._replies) - sum(replies)
         played.longest_gap_ns = max((reply.longest_gap_ns for reply in self._bulks), default=0)
         self._serve(end + _DRAIN_NS, lambda: len(self._done) == load.requests)
         played.completions_ns = [done - due for done, due in zip(self._done, self._due, strict=False)]

@@ -13,6 +13,8 @@ drops_ratio
     Packets lost at the port with holds over those without. Bar: 0.1.
 background_ratio
     What the bulk connections received with holds over without. Bar: 1 / 1.05.
+replies_ratio
+    What of the replies arrived within the schedule: of a full port the bulk connections get what is late here.
 utilisation_ratio
     What the port sent in the time of the requests, with holds over without. Bar: 0.95.
 ring_ratio
@@ -241,7 +243,7 @@ def tell(case: str, off: Sequence[Round], on: Sequence[Round]) -> None:
     show("p99_ratio", p99[1] / p99[0], "ratio", "higher")
     drops = [sum(turn.drops for turn in side) for side in (on, off)]
     show("drops_ratio", drops[0] / max(1, drops[1]), "ratio", "lower")
-    for name, of in (("background_ratio", background), ("utilisation_ratio", utilisation)):
+    for name, of in RATES.items():
         show(name, median(list(map(of, on))) / median(list(map(of, off))), "ratio", "higher")
     show("p99", p99[0], "ms", "lower", peer="off", peer_value=p99[1])
     show("p50", median(times[0]), "ms", "lower", peer="off", peer_value=median(times[1]))
@@ -259,9 +261,17 @@ def background(turn: Round) -> float:
     return sum(turn.played.bulk_bytes) / turn.played.span_ns * 1e9
 
 
+def replies(turn: Round) -> float:
+    """Bytes a second of all replies."""
+    return turn.played.reply_bytes / turn.played.span_ns * 1e9
+
+
 def utilisation(turn: Round) -> float:
     """Bytes a second that the port sent."""
     return turn.sent_bytes / turn.played.span_ns * 1e9
+
+
+RATES: Final = {"background_ratio": background, "replies_ratio": replies, "utilisation_ratio": utilisation}
 
 
 def percentile(values: Sequence[float], percent: int) -> float:
