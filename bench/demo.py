@@ -99,6 +99,7 @@ def figures(phases: Mapping[str, Phase]) -> dict[str, float | None]:
         p99 = "lost" if phase.owd_p99_ns is None else f"{phase.owd_p99_ns / 1e6:.3f} ms"
         note(f"{phase.name}: goodput {phase.goodput_share:.3f}, p99 OWD {p99}, resets {phase.resets}, {phase.packets}")
     control, steered = phases["control"].owd_p99_ns, phases["steered"].owd_p99_ns
+    note(f"seen after {phases['steered'].detect_ms} ms, acted after {phases['steered'].onset_to_act_ms} ms")
     if phases["steered"].reversals:
         for act in phases["steered"].acts:
             note(f"  {act.host} {act.what} {act.outcome}: {act.before} -> {act.after}; {act.because}")

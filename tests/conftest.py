@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import itertools
 import os
 import shutil
@@ -49,6 +50,11 @@ _numbers = itertools.count(1)
 _directory = pytest.StashKey[Path]()
 _begun = pytest.StashKey[Path | None]()
 _shared = pytest.StashKey[str]()
+
+
+def pytest_collection_finish() -> None:
+    """Keep thousands of collected tests from being looked through by each collection of garbage."""
+    gc.freeze()
 
 
 def pytest_configure(config: pytest.Config) -> None:
