@@ -79,7 +79,7 @@ class StandByActing:
             refused = kernel.arm(wanted)
         except SwerveError as error:
             refused = {each.path: str(error) for each in wanted}
-        self._armed = sum(each.path not in refused for each in wanted)
+        self._armed = sum(each.path not in refused and kernel.alive(each) for each in wanted)
         if kernel.paths.lent:
             for path, why in refused.items():
                 if self._refused.get(path) != why:

@@ -118,6 +118,10 @@ class StandBys:
         self._free.extend(given_up)
         return refused
 
+    def alive(self, armed: StandBy) -> bool:
+        """Whether a packet that is sent to its nexthop would leave."""
+        return self._pins.alive(armed.target, armed.nexthop_id)
+
     def _content(self, wanted: StandBy, rows: Rows) -> _Content | str:
         """What the kernel has to know of a stand-by; or why it cannot be had."""
         path, other = rows.get(wanted.path), rows.get(wanted.other)

@@ -182,12 +182,16 @@ class Kernel:
     def __init__(self) -> None:
         self.armed: tuple[StandBy, ...] = ()
         self.until_ns = 0
+        self.dead: set[Path] = set()  # stand-bys whose neighbour does not answer
         self.paths = self
         self.lent = True
 
     def arm(self, wanted: tuple[StandBy, ...]) -> dict[Path, str]:
         self.armed = wanted
         return {}
+
+    def alive(self, armed: StandBy) -> bool:
+        return armed.other not in self.dead
 
     def moved(self) -> list[Moved]:
         return []
@@ -196,16 +200,28 @@ class Kernel:
         self.until_ns = until_ns if self.armed else 0
 
 
-def test_no_standby_is_told_of_without_a_lease():
-    """Who reads that two paths have a stand-by may stop the controller in the same moment."""
+def acted() -> tuple[StandByActing, Kernel, AgentMaps]:
+    """What keeps the stand-bys of one target with two healthy paths."""
     engine, only = Engine(POLICY), group()
     engine.groups[only.target] = only
     engine.paths.update(health([only]))
     output = messages.Output("h1", print, print)
-    acting, kernel, maps = StandByActing(POLICY, engine, output), Kernel(), AgentMaps(File("nobody"), output)
+    return StandByActing(POLICY, engine, output), Kernel(), AgentMaps(File("nobody"), output)
+
+
+def test_no_standby_is_told_of_without_a_lease():
+    """Who reads that two paths have a stand-by may stop the controller in the same moment."""
+    acting, kernel, maps = acted()
     acting.turn(NOW, kernel, maps, "")
     assert acting.facts() == {"standbys": 2, "standbys_missing": ""}
     assert kernel.until_ns == NOW + POLICY.safety.lease
     acting.turn(NOW + 1, kernel, maps, "nobody guards")
     assert acting.facts() == {"standbys": 0, "standbys_missing": "nobody guards"}
     assert kernel.until_ns == 0
+
+
+def test_a_standby_with_a_dead_neighbour_is_not_counted():
+    acting, kernel, maps = acted()
+    kernel.dead = {path(2)}
+    acting.turn(NOW, kernel, maps, "")
+    assert len(kernel.armed) == 2 and acting.facts()["standbys"] == 1
