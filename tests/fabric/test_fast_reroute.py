@@ -215,8 +215,7 @@ def test_a_dead_peer_moves_nothing(lab, agents, tmp_path):
     policy = kit.policy_file(tmp_path, POLICY)
     near = kit.Host(lab.hosts[0].netns)
     with controlled(near, policy, "--apply") as first, contextlib.closing(Stream(lab)) as stream:
-        support.wait_until(lambda: kit.status(near).get("standbys") == 2, 60, "the stand-bys are armed")
-        rail = stream.rail()
+        rail = rail_once_armed(stream, near)
         lab.kill_host(2)
         until = time.monotonic() + 2 * support.slow_factor()
         while time.monotonic() < until:

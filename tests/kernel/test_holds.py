@@ -30,7 +30,7 @@ from steering.actuators.agent_paths import AgentPaths
 from steering.actuators.holds import Holds
 from steering.plan import Hold, HoldLimits
 
-MS = 1_000_000
+MS, SECOND = 1_000_000, 1_000_000_000
 LIMITS = HoldLimits(threshold_ns=MS, longest_ns=50 * MS, fresh_ns=1000 * MS, floor=1024, gain=256)
 ROW, GENERATION = 11, 3
 NEAR, FAR = {4: "10.9.0.1", 6: "fd00:9::1"}, {4: "10.9.0.2", 6: "fd00:9::2"}
@@ -128,6 +128,19 @@ def test_packets_wait_while_the_queue_is_long(world: World, version: int) -> Non
 
 
 @pytest.mark.guest
+def test_the_kernel_knows_when_a_second_of_wall_clock_time_began(world: World) -> None:
+    """Renewed again where a stall came between the two clocks, here or there."""
+    assert world.holds.arm([world.hold()]) == {}
+    [number] = [number for _, number, _ in world.holds._held.values()]
+
+    def agree() -> bool:
+        world.holds.renew(kit.soon())
+        since_ns = time.monotonic_ns() - int(world.holds._table.holds["limits"]["second_ns"][number])
+        return abs((time.time_ns() - since_ns + SECOND // 2) % SECOND - SECOND // 2) < MS
+
+    support.wait_until(agree, 20, "both clocks agree")
+
+
 def test_packets_of_one_destination_leave_in_their_order(world: World) -> None:
     assert world.holds.arm([world.hold()]) == {}
     world.holds.renew(kit.soon())

@@ -62,7 +62,7 @@ STEPS = st.lists(st.tuples(st.integers(0, 3_000_000_000) | st.integers(0, 5_000_
 WORKING = st.builds(
     law.Limits,
     until_ns=st.just(1000 * SECOND),
-    second_ns=st.integers(0, START),
+    second_ns=st.integers(0, START) | st.integers(START - 150_000_000, START),
     threshold_ns=st.integers(1, 5_000_000),
     longest_ns=st.integers(1_000_000, 50_000_000),
     fresh_ns=st.integers(5_000_000, SECOND),
@@ -70,9 +70,11 @@ WORKING = st.builds(
     gain=st.integers(0, 512),
 )
 SOON = st.integers(0, 2_000_000)
-WORK = st.lists(
-    st.tuples(SOON, st.tuples(SOON, st.integers(0, 20_000_000)) | st.integers(40, 65_536)), min_size=20, max_size=60
-)
+
+
+def work(queue: st.SearchStrategy[int]) -> st.SearchStrategy[list[Any]]:
+    """Steps of a hold at work, whose samples found these queues."""
+    return st.lists(st.tuples(SOON, st.tuples(SOON, queue) | st.integers(40, 65_536)), min_size=20, max_size=60)
 
 
 @settings(max_examples=300)
@@ -82,14 +84,22 @@ def test_the_header_and_its_repetition_agree_after_every_step(parts: list[tuple[
 
 
 @settings(max_examples=300)
-@given(st.tuples(WORKING, WORK))
+@given(st.tuples(WORKING, work(st.integers(0, 20_000_000))))
 def test_they_agree_while_a_hold_is_at_work(part: tuple[law.Limits, Any]) -> None:
     compare([part])
 
 
-def compare(parts: list[tuple[law.Limits, Any]]) -> None:
+@settings(max_examples=300)
+@given(st.tuples(WORKING, work(st.integers(15_000_000, 200_000_000))), st.integers(250_000_000, SECOND))
+def test_they_agree_where_the_queue_has_been_long(part: tuple[law.Limits, Any], long_ns: int) -> None:
+    just_now = START - 1_000_000
+    compare([part], law.State(short_ns=START - long_ns, sent_ns=just_now, taken_ns=just_now))
+
+
+def compare(parts: list[tuple[law.Limits, Any]], begun: law.State | None = None) -> None:
     """Have both take these steps, and look at all that they say and know."""
-    library, state, mirror, now = compiled(), law.State(), CState(), START
+    library, state, now = compiled(), begun or law.State(), START
+    mirror = CState(*astuple(state))
     for limits, steps in parts:
         native = CLimits(*astuple(limits))
         for later, what in steps:
