@@ -34,7 +34,7 @@ from pytools.errors import CapabilityError, SwerveError
 
 FASTER: Final = 8
 _BUSY: Final = "SWERVE_GUEST_BUSY"
-_MODULES: Final = ("sch_ingress", "cls_bpf", "sch_tbf", "sch_fq", "veth", "tcp_bbr")
+_MODULES: Final = ("sch_ingress", "cls_bpf", "sch_tbf", "sch_fq", "veth", "tcp_bbr", "tcp_dctcp")
 _SYMBOLS: Final = ("lapic_events", "__per_cpu_offset")
 # struct clock_event_device: longest and shortest time in ns, then the scale and its shift.
 _SCALE: Final = struct.Struct("<QQII")

@@ -1,6 +1,7 @@
-"""The agents' and controllers' part of holds, for all senders of a lab at once: one process probes and renews leases.
+"""The agents' and controllers' part of holds, for all senders of a lab at once: one process renews leases and bases.
 
-What it loads is as shipped: probe.c on every host, steer.c on the senders. Times are CLOCK_MONOTONIC nanoseconds.
+As shipped: probe.c on every host, steer.c on the senders, and what sends the probes, a pacer for each sender. Times are
+CLOCK_MONOTONIC nanoseconds.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -25,9 +25,10 @@ sys.path += [str(Path(__file__).resolve().parent.parent / "tests" / each) for ea
 import guest
 import numpy as np
 import probe_kit
+import samples
 
 from pytools import directories
-from pytools.config import AgentConfig, Probe
+from pytools.config import AgentConfig, Peer, Probe
 from pytools.errors import SwerveError
 from pytools.kernel.bpf import loader
 from pytools.kernel.netlink.routing import Netlink
@@ -35,7 +36,9 @@ from pytools.kernel.netns import inside
 from pytools.lab import Host, Lab
 from pytools.signals import Path as NetworkPath
 from pytools.sources import programs
+from pytools.sources.probing.held_paths import HeldPaths
 from pytools.sources.probing.measurements import Bases
+from pytools.sources.probing.paths import PinnedPath
 from steering.actuators.agent_paths import AgentPaths
 from steering.actuators.flow_table import PROGRAM, FlowTable
 from steering.actuators.holds import Holds
@@ -48,6 +51,7 @@ _SLACK_NS: Final = 100_000
 _FIRST: Final = 30  # probes, of which the shortest tell the base delays
 _APART_S: Final = 0.002
 _FILES: Final = 1 << 16
+_SLOTS: Final = 1024  # as an agent with default settings has
 
 
 def compiled(shared: Path) -> None:
@@ -70,14 +74,14 @@ class Done:
     waited_ns: int = 0
     samples: int = 0
     above: int = 0
+    probe_bytes: int = 0
     counters: Counter[str] | None = None
 
 
 class Prober:
-    """The process, which probes each path so often; as a context manager it ends with it."""
+    """The process; as a context manager it ends with it."""
 
-    def __init__(self, lab: Lab, probed_ns: int) -> None:
-        self._probed_ns = probed_ns
+    def __init__(self, lab: Lab) -> None:
         self._pipe, far = multiprocessing.Pipe()
         arguments = lab, far, self._pipe
         self._process = multiprocessing.get_context("fork").Process(target=_serve, args=arguments, daemon=True)
@@ -94,7 +98,7 @@ class Prober:
 
     def hold(self, limits: HoldLimits, senders: int | None = None) -> None:
         """Have the first senders, or all, hold packets."""
-        self._pipe.send((limits, self._probed_ns, senders))
+        self._pipe.send((limits, senders))
         self._answer()
 
     def release(self) -> Done:
@@ -122,7 +126,7 @@ class _Sender:
     def __init__(self, host: Host, asker: Host, stack: contextlib.ExitStack) -> None:
         self._prefix = f"{asker.service}/32"
         (rail,) = host.interfaces
-        self.end = stack.enter_context(contextlib.closing(probe_kit.Host(host.netns, rail.name)))
+        self.end = stack.enter_context(contextlib.closing(probe_kit.Host(host.netns, rail.name, slots=_SLOTS)))
         self.end.probe(4, host.service, asker.service, rail.gateway)
         self._path = NetworkPath(host.name, asker.name, asker.service, rail.gateway, rail.name)
         self._host = host
@@ -134,7 +138,12 @@ class _Sender:
             self._holds = stack.enter_context(Holds(self._table, paths, netlink))
             lent = {"probe_settings": self.end.settings_fd, "probe_paths": self.end.program.paths_fd}
             paths.lend({name: os.dup(fd) for name, fd in lent.items()})
-        self._there_ns = self._round_trip_ns = 0
+        peer = Peer(asker.name, asker.service, clock="shared")
+        self._pinned = PinnedPath(0, self._path, peer, 4, self.end.ifindex, host.service, None, False)
+        self._there_ns = self._round_trip_ns = self._probed_bytes = 0
+        self._wanted = list[Hold]()
+        self._held = HeldPaths(self.end.program, self, Probe(port=probe_kit.PORT), [self.end.ports[4]])  # type: ignore[arg-type]
+        stack.callback(self._held.close)
 
     def learn(self) -> None:
         """Take the shortest of the probes so far for those that waited for nothing."""
@@ -143,20 +152,27 @@ class _Sender:
         self._there_ns = int(there.min())
         self._round_trip_ns = int((there + records["seen_ns"] - records["t3_ns"]).min())
 
+    def queueing_from(self, rows: np.ndarray, now_ns: int, at_ns: int) -> Bases:
+        """What the kernel is told of the path: the agent's part, its clocks being one."""
+        one = (np.full(len(rows), each, np.int64) for each in (self._there_ns, self._round_trip_ns, 0, _SLACK_NS))
+        return Bases(np.ones(len(rows), bool), *one)
+
     def arm(self, limits: HoldLimits | None) -> None:
-        """Hold packets like this, or none."""
-        wanted = [Hold(self._path, (self._prefix,), limits, "bench")] if limits else []
+        """Hold packets like this, or none, and probe accordingly."""
+        self._held.hear([samples.hold_state(path=self._path, armed=limits is not None)], time.monotonic_ns())
+        self._wanted = [Hold(self._path, (self._prefix,), limits, "bench")] if limits else []
         with inside(self._host.netns):
-            refused = self._holds.arm(wanted)
+            refused = self._holds.arm(self._wanted)
         if refused:
             raise SwerveError(f"{self._host.name} holds nothing: {refused}")
 
     def renew(self, until_ns: int) -> None:
         """What an agent and a controller do five times a second."""
-        one = (np.array([each], np.int64) for each in (self._there_ns, self._round_trip_ns, 0, _SLACK_NS))
-        self.end.program.set_bases(np.array([0], np.intp), time.monotonic_ns(), until_ns, Bases(np.array([True]), *one))
+        if self._wanted:
+            self._held.hear([samples.hold_state(path=self._path)], time.monotonic_ns())
+        with inside(self._host.netns):
+            self._held.renew([self._pinned], 0)
         self._holds.renew(until_ns)
-        self.end.program.read()
 
     def did(self, done: Done) -> None:
         """Add what it did."""
@@ -166,6 +182,8 @@ class _Sender:
             done.waited_ns += each.waited_ns
             done.samples += each.samples
             done.above += each.above
+        done.probe_bytes += self._held.wire_bytes - self._probed_bytes
+        self._probed_bytes = self._held.wire_bytes
         assert done.counters is not None
         done.counters.update({name: count for name, count in self._table.counters().items() if count})
         done.counters.update({name: count for name, count in self.end.counted().items() if name.endswith("doubted")})
@@ -197,34 +215,22 @@ def _serve(lab: Lab, pipe: Connection, other_end: Connection) -> None:
         traceback.print_exc()
 
 
-def _hold(senders: list[_Sender], pipe: Connection, limits: HoldLimits, probed_ns: int, first: int | None) -> None:
-    """Hold and probe, one sender after the other, until told otherwise."""
+def _hold(senders: list[_Sender], pipe: Connection, limits: HoldLimits, first: int | None) -> None:
+    """Hold, and renew, until told otherwise."""
     for number, each in enumerate(senders):
         each.arm(limits if first is None or number < first else None)
-    renewal = _renewing(senders)
-    next(renewal)
-    pipe.send(Done())
-    due_ns, number = time.monotonic_ns(), 0
-    while not pipe.poll():
-        next(renewal)
-        senders[number % len(senders)].end.send(4)
-        number += 1
-        due_ns = max(due_ns + probed_ns // len(senders), time.monotonic_ns() - probed_ns)
-        time.sleep(max(0, due_ns - time.monotonic_ns()) / 1e9)
+    told, due_ns = False, time.monotonic_ns()
+    while not pipe.poll(max(0, due_ns - time.monotonic_ns()) / 1e9):
+        due_ns = time.monotonic_ns() + _RENEWED_NS
+        for each in senders:
+            each.renew(time.monotonic_ns() + _LEASE_NS)
+        if not told:
+            pipe.send(Done())
+            told = True
     pipe.recv()
     done = Done(counters=Counter())
     for each in senders:
         each.did(done)
         each.arm(None)
+        each.renew(0)
     pipe.send(done)
-
-
-def _renewing(senders: list[_Sender]) -> Iterator[None]:
-    renewed_ns = 0
-    while True:
-        now_ns = time.monotonic_ns()
-        if now_ns >= renewed_ns + _RENEWED_NS:
-            renewed_ns = now_ns
-            for each in senders:
-                each.renew(now_ns + _LEASE_NS)
-        yield

@@ -36,6 +36,7 @@ class Load:
     requests: int
     bulk: int = 0  # connections that always have data, from the first senders
     congestion: str = "cubic"
+    protocol: int = socket.IPPROTO_TCP
     warm_ns: int = SECOND  # bulk alone, before the first request
 
 
@@ -102,7 +103,7 @@ class Incast:
         return _Reply(self._stack.enter_context(asking), sending)
 
     def _socket(self) -> socket.socket:
-        made = socket.socket()
+        made = socket.socket(socket.AF_INET, socket.SOCK_STREAM, self._load.protocol)
         made.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, self._load.congestion.encode())
         made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return made

@@ -34,13 +34,13 @@ SCENES: Final[dict[str, Callable[[Make, int], Seen]]] = {
     "incast": incast,
     "incast_alone": lambda make, seed: incast(make, seed, background=0),
     "incast_bbr": lambda make, seed: incast(make, seed, kind="rate"),
-    "incast_every1": lambda make, seed: incast(make, seed, Sensor(MS)),
-    "incast_every5": lambda make, seed: incast(make, seed, Sensor(5 * MS)),
+    "incast_every1": lambda make, seed: incast(make, seed, Sensor(MS, 0)),
+    "incast_every5": lambda make, seed: incast(make, seed, Sensor(5 * MS, 0)),
     "incast_late10": lambda make, seed: incast(make, seed, Sensor(late_ns=10 * MS)),
     "incast_clocks": lambda make, seed: incast(make, seed, Sensor(error_ns=_wrong_clocks)),
     "ring": ring,
     "groups": shared,
-    "groups_every5": lambda make, seed: shared(make, seed, Sensor(5 * MS)),
+    "groups_every5": lambda make, seed: shared(make, seed, Sensor(5 * MS, 0)),
     "beside_others": lambda make, seed: shared(make, seed, others=lambda: None),
 }
 

@@ -5,7 +5,7 @@
 In a guest with Debian's own kernel (fq) whose time is counted in instructions (_counted_guest.py). The port towards the
 asking host has 100 Mbit/s and a buffer of 12 ms. Requests come by a schedule; each is complete when all senders have
 sent 32 kB. Rounds with and without holds alternate; fq is there in both. Probes, steer.c and hold_law.h are as shipped;
-one process plays the agents' and controllers' part for all senders: it sends the probes and renews the leases.
+one process plays the agents' and controllers' part for all senders: it renews the leases; pacers send the probes.
 
 p99_ratio
     p99 of the completion of all rounds' requests without holds, over the same with them. Bar: 2.8 (CUBIC), 2 (BBR).
@@ -20,13 +20,17 @@ utilisation_ratio
 ring_ratio
     Four all-reduces of 8 hosts in a ring (14 chunks of 32 kB each) together, with holds; peer: without. Here `ratio` is
     what counts. Bar: 0.85. Cases: ring, all hops through the port, as if each next host were in another rack;
-    ring_shared, the same beside two bulk connections; ring_hop, one hop through it, beside four.
+    ring_shared, the same beside two bulk connections; ring_shallow, that with a buffer of 3 ms; ring_hop, one hop
+    through it, beside four bulk connections.
 fair_share
     What the first of two groups of four hosts receives, relative to half; the second group starts 1 s later, each host
     has one connection. Peer: without holds. Cases: groups, both hold, bar 0.9 to 1.1; beside_others, only the first
     holds, bar 0.8.
 group_drops
     Packets lost at the port meanwhile, from the start of the first group on; peer: without holds.
+alone_throughput, alone_p99
+    What one bulk connection receives with the port for itself, and p99 of the replies of one sender, a reply in 100 ms
+    and nothing beside it. Bars: 0.98 and 1.05 of those without holds.
 longest_gap
     The longest time in which a bulk connection received nothing, while the process that renews the leases is stopped
     or killed when the first request is due: cases sigstop, sigkill; peer: without holds. The lease is 1 s.
@@ -39,6 +43,7 @@ from __future__ import annotations
 import argparse
 import functools
 import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -59,20 +64,24 @@ from _rocket_traffic import Incast, Load, Played
 from pytools.kernel.netlink.routing import Netlink
 from pytools.kernel.netns import inside
 from pytools.lab import Host, Lab, wiring
-from pytools.sources.probing import held_paths
 from steering.plan import HoldLimits
 
 SENDERS: Final = 16
 RATE, BUFFER_BYTES = "100mbit", 150_000
 MS: Final = 1_000_000
+CUBIC: Final = Load(reply_bytes=32_000, every_ns=100 * MS, requests=15, bulk=2)
 LOADS: Final = {
-    f"incast_{name}": Load(reply_bytes=32_000, every_ns=100 * MS, requests=15, bulk=2, congestion=name)
-    for name in ("cubic", "bbr")
+    "incast_cubic": CUBIC,
+    "incast_bbr": replace(CUBIC, congestion="bbr"),
+    "incast_dctcp": replace(CUBIC, congestion="dctcp"),
+    "incast_mptcp": replace(CUBIC, protocol=socket.IPPROTO_MPTCP),
 }
 # Both as by default in use.
 LIMITS: Final = HoldLimits(threshold_ns=MS, longest_ns=50 * MS, fresh_ns=200 * MS, floor=125_000, gain=256)
 RING, CHUNK_BYTES, REDUCED = 8, 32_000, 4
-RINGS: Final = {"ring": 0, "ring_shared": 2, "ring_hop": 4}  # with so many bulk connections
+SHALLOW_BYTES: Final = 37_500
+RINGS: Final = {"ring": 0, "ring_shared": 2, "ring_shallow": 2, "ring_hop": 4}  # with so many bulk connections
+REPLIES: Final = 40  # of one sender alone
 GROUP: Final = 4
 SHARES: Final = {"groups": 2 * GROUP, "beside_others": GROUP}  # so many hosts hold
 SETTLE_NS, SPAN_NS = 1000 * MS, 3000 * MS
@@ -98,8 +107,8 @@ def main() -> None:
         shared = Path(directory)
         compiled(shared)
         words = [sys.executable, __file__, "--inside", "--rounds", str(options.rounds), "--cases", *options.cases]
-        words += ["--probed", str(options.probed)]
         words += ["--rings", *options.rings, "--shares", *options.shares]
+        words += ["--alone"] if options.alone else []
         words += ["--deserted"] if options.deserted else []
         _counted_guest.run(words, shared, _GUEST_LIMIT_S)
 
@@ -107,12 +116,12 @@ def main() -> None:
 def inner(options: argparse.Namespace) -> None:
     """All of it, in the guest."""
     with Lab.up("rocket", hosts=1 + SENDERS, rails=1, rate=RATE) as lab:
-        lab.congest(1, RATE, BUFFER_BYTES, toward=1)
+        shape(lab)
         for host in lab.hosts:
             # The port loses single packets, as a switch does: no buffer holds more than one.
             _do(host, "ip link set dev rail1 gso_max_segs 1")
             _do(host, "tc qdisc replace dev rail1 root fq")
-        with Prober(lab, round(options.probed * MS)) as prober:
+        with Prober(lab) as prober:
             _counted_guest.settled()
             for case in options.cases:
                 load = LOADS[case]
@@ -120,18 +129,27 @@ def inner(options: argparse.Namespace) -> None:
                 on = functools.partial(held, lab, load, prober)
                 tell(case, *alternating(options.rounds, off, on))
             for case in options.rings:
+                shape(lab, SHALLOW_BYTES if case == "ring_shallow" else BUFFER_BYTES)
                 turns = functools.partial(reduce, lab, case), functools.partial(reduce, lab, case, prober)
                 tell_ring(case, *alternating(options.rounds, *turns))
+                shape(lab)
             for case in options.shares:
                 groups = functools.partial(share, lab, case), functools.partial(share, lab, case, prober)
                 tell_share(case, *alternating(options.rounds, *groups))
+            if options.alone:
+                tell_alone(*alternating(options.rounds, lambda: alone(lab), lambda: alone(lab, prober)))
             for number in (signal.SIGSTOP, signal.SIGKILL) if options.deserted else ():
                 desert(lab, prober, number)
 
 
+def shape(lab: Lab, buffer_bytes: int = BUFFER_BYTES) -> None:
+    """Have the port to the asking host drop what its buffer does not take."""
+    lab.congest(1, RATE, buffer_bytes, toward=1)
+
+
 def desert(lab: Lab, prober: Prober, number: signal.Signals) -> None:
     """Leave the kernel alone in the middle of a load with holds."""
-    load = LOADS["incast_cubic"]
+    load = CUBIC
     alone = play(lab, load)
     prober.hold(LIMITS)
     time.sleep(0.5)
@@ -155,7 +173,7 @@ def reduce(lab: Lab, case: str, prober: Prober | None = None) -> list[int]:
         ring = list(zip(hosts, [*hosts[1:], hosts[0]], strict=True))
     if prober is not None:
         prober.hold(LIMITS)
-    with Incast(port, others[RING:], replace(LOADS["incast_cubic"], bulk=RINGS[case])) as traffic:
+    with Incast(port, others[RING:], replace(CUBIC, bulk=RINGS[case])) as traffic:
         took = traffic.all_reduce(ring, CHUNK_BYTES, REDUCED)
     note(f"all-reduces: {[round(each / MS) for each in took]} ms")
     if prober is not None:
@@ -175,7 +193,7 @@ def share(lab: Lab, case: str, prober: Prober | None = None) -> tuple[float, int
     index = lab.rails[0].ports[0].index
     if prober is not None:
         prober.hold(LIMITS, SHARES[case])
-    load = replace(LOADS["incast_cubic"], bulk=2 * GROUP)
+    load = replace(CUBIC, bulk=2 * GROUP)
     with Netlink(lab.rails[0].netns) as netlink, Incast(port, others[: 2 * GROUP], load) as traffic:
         before = wiring.shapes(netlink)[index].dropped_packets
         got = traffic.shares(SETTLE_NS, SPAN_NS)
@@ -191,6 +209,29 @@ def tell_share(case: str, off: Sequence[tuple[float, int]], on: Sequence[tuple[f
     for place, name, unit, better in ((0, "fair_share", "ratio", "higher"), (1, "group_drops", "packets", "lower")):
         value, peer = (median([turn[place] for turn in side]) for side in (on, off))
         emit("rocket", name, value, unit, better, case=case, peer="off", peer_value=peer, n=len(on))
+
+
+def alone(lab: Lab, prober: Prober | None = None) -> tuple[int, list[int]]:
+    """Bytes that one bulk connection receives, and how long the replies of one sender take; nothing is beside."""
+    asker, sender = lab.hosts[:2]
+    if prober is not None:
+        prober.hold(LIMITS, 1)
+    with Incast(asker, [sender], replace(CUBIC, bulk=1)) as traffic:
+        got = sum(traffic.shares(SETTLE_NS, SPAN_NS))
+    with Incast(asker, [sender], replace(CUBIC, bulk=0, requests=REPLIES)) as traffic:
+        took = traffic.play(lambda: None, lambda: None).completions_ns
+    note(f"alone: {got * 8e3 / SPAN_NS:.1f} Mbit/s, replies {[round(each / MS, 1) for each in took]} ms")
+    if prober is not None:
+        note(f"held: {prober.release()}")
+    return got, took
+
+
+def tell_alone(off: Sequence[tuple[int, list[int]]], on: Sequence[tuple[int, list[int]]]) -> None:
+    """The figures of one sender alone."""
+    rates = [median([turn[0] * 8e3 / SPAN_NS for turn in side]) for side in (on, off)]
+    emit("rocket", "alone_throughput", rates[0], "Mbit/s", "higher", peer="off", peer_value=rates[1], n=len(on))
+    p99 = [percentile([each / MS for turn in side for each in turn[1]], 99) for side in (on, off)]
+    emit("rocket", "alone_p99", p99[0], "ms", "lower", peer="off", peer_value=p99[1], n=len(on))
 
 
 def held(lab: Lab, load: Load, prober: Prober) -> Round:
@@ -293,11 +334,10 @@ def _do(host: Host, command: str) -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=10, help="with and without holds, each (10)")
-    parser.add_argument("--cases", nargs="*", choices=sorted(LOADS), default=sorted(LOADS))
-    probed = held_paths.EVERY_NS / MS
-    parser.add_argument("--probed", type=float, default=probed, help=f"milliseconds between two probes ({probed:g})")
+    parser.add_argument("--cases", nargs="*", choices=sorted(LOADS), default=["incast_cubic", "incast_bbr"])
     parser.add_argument("--rings", nargs="*", choices=sorted(RINGS), default=[], help="also ring all-reduces")
     parser.add_argument("--shares", nargs="*", choices=sorted(SHARES), default=[], help="also two groups that share")
+    parser.add_argument("--alone", action="store_true", help="also one sender alone")
     parser.add_argument("--deserted", action="store_true", help="also stop, then kill, what renews the leases")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()

@@ -131,6 +131,7 @@ struct swerve_probe_path {
 	u16 bare;		    /* 1: its interface has no Ethernet header */
 	u64 queue_ns;		    /* how long the newest probe has waited on its way there; see base_until_ns */
 	u64 queue_sent_ns;	    /* when that probe left; 0: there is none */
+	u64 passed_bytes;	    /* that steer.c has let pass under a hold: how often to probe follows them */
 };
 
 enum swerve_probe_session_flag {

@@ -12,6 +12,8 @@ from typing import Final
 
 from hold_world import MS, SECOND, Flow, Host, Law, Net, Queue, World
 
+from pytools.sources.probing import held_paths
+
 RATE: Final = 12_500_000
 ROOM: Final = 75_000
 ENDLESS: Final = 10**10
@@ -34,9 +36,10 @@ class Seen:
 
 @dataclass(frozen=True)
 class Sensor:
-    """How the queue is measured."""
+    """How the queue is measured; without `apart_bytes`, always after `every_ns`."""
 
-    every_ns: int = 2 * MS
+    every_ns: int = held_paths.LEAST_NS
+    apart_bytes: int = held_paths.APART_BYTES
     late_ns: int = 0
     error_ns: Callable[[int, int], int] = lambda host, now: 0
 
@@ -44,7 +47,8 @@ class Sensor:
 def _net(seed: int, sensor: Sensor) -> Net:
     world = World(seed)
     queue = Queue(world, RATE, ROOM)
-    return Net(world, queue, every_ns=sensor.every_ns, late_ns=sensor.late_ns, error_ns=sensor.error_ns)
+    how = {"every_ns": sensor.every_ns, "apart_bytes": sensor.apart_bytes, "late_ns": sensor.late_ns}
+    return Net(world, queue, **how, error_ns=sensor.error_ns)
 
 
 def incast(

@@ -17,6 +17,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
+from pytools.sources.probing import held_paths
+
 MS: Final = 1_000_000
 SECOND: Final = 1_000_000_000
 PACKET: Final = 1514
@@ -99,7 +101,9 @@ class Net:
     line: int = 1_250_000_000
     there_ns: int = 50_000
     back_ns: int = 50_000
-    every_ns: int = 2 * MS
+    every_ns: int = held_paths.LEAST_NS
+    apart_bytes: int = held_paths.APART_BYTES
+    most_ns: int = held_paths.MOST_NS
     late_ns: int = 0  # answers come this much later
     error_ns: Callable[[int, int], int] = lambda host, now: 0
 
@@ -109,7 +113,8 @@ class Host:
 
     def __init__(self, net: Net, number: int, law: Law | None) -> None:
         self.net, self.number, self.law, self.world = net, number, law, net.world
-        self._free = 0
+        self._free = self._sent_bytes = self._probed_bytes = 0
+        self._probed_ns = -net.most_ns
         self.held_packets = 0
         self.held_ns = 0
         if law:
@@ -117,6 +122,7 @@ class Host:
 
     def send(self, size: int, arrived: Callable[[], None], left: Callable[[], None]) -> None:
         """Hold a packet as the law says, then send it."""
+        self._sent_bytes += size
         at = self.law.release(self.world.now, size) if self.law else 0
         if at:
             self.held_packets += 1
@@ -136,8 +142,13 @@ class Host:
             self.world.at(passed + self.net.there_ns // 2, arrived)
 
     def _probe(self) -> None:
+        """Send one if enough bytes were sent since the last, or that is long ago (pacer.c)."""
         sent = self.world.now
         self.world.at(sent + self.net.every_ns, self._probe)
+        few = self._sent_bytes - self._probed_bytes < self.net.apart_bytes
+        if few and sent < self._probed_ns + self.net.most_ns:
+            return
+        self._probed_bytes, self._probed_ns = self._sent_bytes, sent
         self._transmit(PROBE, lambda: self._answer(sent), lambda: None)
 
     def _answer(self, sent: int) -> None:

@@ -58,7 +58,7 @@ def session(
 class Host:
     """One end: the programs at its interface, the sender's port, and a socket that shows what reaches processes."""
 
-    def __init__(self, namespace: str, interface: str, force_clsact: bool = False) -> None:
+    def __init__(self, namespace: str, interface: str, force_clsact: bool = False, slots: int = 64) -> None:
         self.namespace, self.interface = namespace, interface
         self._closing = contextlib.ExitStack()
         keep = self._closing.enter_context
@@ -66,7 +66,7 @@ class Host:
             with netns.inside(namespace):
                 loaded = keep(loader.load(PROGRAMS))
                 assert loaded.failed == {}
-                self.program = keep(contextlib.closing(ProbeProgram(loaded, 64)))
+                self.program = keep(contextlib.closing(ProbeProgram(loaded, slots)))
                 self.slots, self.peers = loaded.map("probe_slots"), loaded.map("probe_peers")
                 self.settings_fd = loaded.map("probe_settings").fd
                 with Netlink() as netlink:

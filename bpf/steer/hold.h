@@ -38,14 +38,18 @@ static __always_inline bool is_bare_ack(struct __sk_buff *skb)
 	return !(tcp->flags & FIN) && skb->len <= link + bytes + tcp_header_bytes(tcp);
 }
 
-/* Have the law look at the newest sample of the path. False: nothing is known of the path. */
-static __always_inline bool look_at_queue(struct swerve_hold *hold, u64 now)
+/*
+ * Tell the pacer of these bytes, and have the law look at the newest sample of the path. False: nothing is known of the
+ * path.
+ */
+static __always_inline bool look_at_queue(struct swerve_hold *hold, u64 now, u32 wire_bytes)
 {
 	struct swerve_probe_path *path = path_of(hold->path, hold->generation);
 	u64 sent_ns;
 
 	if (!path)
 		return false;
+	__sync_fetch_and_add(&path->passed_bytes, wire_bytes);
 	sent_ns = path->queue_sent_ns;
 	if (sent_ns == hold->sample_ns)
 		return true;
@@ -74,7 +78,7 @@ static __always_inline void hold(struct __sk_buff *skb, struct swerve_steer_sett
 	now = bpf_ktime_get_ns();
 	if (settings->held_until_ns <= now || hold->limits.until_ns <= now)
 		count(skb, SWERVE_STEER_HOLD_UNLEASED); /* hold_release lets it wait for those that wait already */
-	else if (!look_at_queue(hold, now) || now > hold->state.taken_ns + hold->limits.fresh_ns)
+	else if (!look_at_queue(hold, now, skb->wire_len) || now > hold->state.taken_ns + hold->limits.fresh_ns)
 		count(skb, SWERVE_STEER_HOLD_BLIND);
 	if (skb->len <= MOST_ACK_BYTES && is_bare_ack(skb))
 		return;

@@ -110,6 +110,23 @@ def packet(version: int = 4, payload: bytes = bytes(500), remote: str = "", flag
 
 @pytest.mark.guest(every=2)
 @versions
+def test_bytes_under_a_hold_are_told_to_whoever_probes_whether_they_wait_or_not(world: World, version: int) -> None:
+    told, one = world.record(version)["passed_bytes"], packet(version)
+    world.holds.arm([world.hold(version)])
+    world.run(one)
+    assert told[0] == 0, "there is no lease"
+    world.holds.renew(kit.soon())
+    for number, queue_ns in enumerate((0, 5 * MS, 9 * MS), 1):
+        world.sample(queue_ns, version)
+        world.run(one)
+        assert told[0] == number * len(one)
+    world.run(packet(version, remote=NEAR[version]))
+    world.run(p.ipv4(bytes(60), NEAR[4], FAR[4]) if version == 6 else p.ipv6(bytes(60), NEAR[6], FAR[6]))
+    assert told[0] == 3 * len(one), "another destination"
+
+
+@pytest.mark.guest(every=2)
+@versions
 def test_packets_wait_while_the_queue_is_long(world: World, version: int) -> None:
     assert world.holds.arm([world.hold(version, limits=dataclasses.replace(LIMITS, floor=125_000_000))]) == {}
     world.holds.renew(kit.soon())

@@ -54,9 +54,9 @@ def pacer_pid() -> int:
 
 
 def messages(schedule: Schedule, count: int, size: int = 8) -> np.ndarray:
-    """Room for so many, in a schedule that is held."""
+    """Room for so many, in a schedule that is held; each has its number, and names the path of that number."""
     payload = schedule.array((count, size), np.uint8)
-    payload[:, 0] = np.arange(count)
+    payload[:, 0] = payload[:, 5] = np.arange(count)
     vectors, headers = schedule.array((count,), udp.VECTOR), schedule.array((count,), udp.HEADER)
     vectors["base"], vectors["length"] = schedule.addresses(payload), size
     headers["vectors"], headers["vector_count"] = schedule.addresses(vectors), 1
@@ -229,10 +229,10 @@ def test_where_no_process_can_be_had_it_is_said_and_tried_again(
 ROWS = 4
 PATH = np.dtype(  # struct swerve_probe_path
     {
-        "names": ["grace_ns", "limit", "first_ns", "overdue"],
-        "formats": ["u8", "u4", "u8", "u4"],
-        "offsets": [40, 56, 120, 168],
-        "itemsize": 192,
+        "names": ["grace_ns", "limit", "first_ns", "overdue", "passed_bytes"],
+        "formats": ["u8", "u4", "u8", "u4", "u8"],
+        "offsets": [40, 56, 120, 168, 192],
+        "itemsize": 200,
     }
 )
 
@@ -250,7 +250,7 @@ class Watched:
         self._group = one_message(self.schedule)
 
     def set(self, row: int, limit: int = 3, overdue: int = 0, grace_ns: int = 2 * MS, first_ns: int = 1) -> None:
-        self.rows[row] = (grace_ns, limit, first_ns, overdue)
+        self.rows[row] = (grace_ns, limit, first_ns, overdue, 0)
 
     def tick(self, *after_ms: int) -> None:
         now_ns = time.monotonic_ns()
@@ -283,6 +283,38 @@ def test_the_pacer_says_that_an_answer_is_overdue_and_nothing_else(watched: Watc
     assert watched.schedule.hear()
     watched.sign(signal.SIGKILL)
     support.wait_until(lambda: not watched.schedule.hear(), 10, "its end is another matter")
+
+
+def test_a_message_is_left_out_until_enough_was_sent_along_its_path_or_long_ago(
+    watched: Watched, ends: tuple[socket.socket, socket.socket]
+) -> None:
+    schedule, passed = watched.schedule, watched.rows["passed_bytes"]
+    with schedule.held():
+        schedule.set_ticks(TICKS)
+        group = schedule.group(messages(schedule, 2))
+
+    def sent() -> list[int]:
+        """Which messages left at a tick."""
+        plan(schedule, [time.monotonic_ns()], group)
+        wait_sent(schedule)
+        ends[0].send(b"\xff")
+        return [each[0] for each in iter(lambda: ends[1].recv(100), b"\xff")]
+
+    schedule.space(8000, 1)
+    assert sent() == [0, 1], "both long ago"
+    schedule.space(8000, LATE_NS)
+    passed[0] = 8000
+    assert sent() == [0]
+    passed[:2] = 15_999, 7_999
+    assert sent() == []
+    passed[:2] = 16_000, 8_001
+    assert sent() == [0, 1]
+    passed[1] = 0
+    assert sent() == [1], "the path's row is another's"
+    assert schedule.spaced_bytes == 6 * 8
+    assert sent() == []
+    passed[0] = 10**9
+    assert sent() == [], "nothing had passed, so it rests"
 
 
 def test_where_ticks_are_close_together_it_looks_at_each(watched: Watched) -> None:

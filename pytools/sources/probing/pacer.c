@@ -11,6 +11,10 @@
  * one is, which then probes more often: no verdict rests on it. probe.c does the same when the next probe leaves, so the
  * map may be missing.
  *
+ * A schedule of probes that only look at a queue says how many bytes are sent along a path from one to the next: one
+ * that comes sooner is left out, unless long enough after the one before. So hosts that send much look often, and the
+ * probes of all hosts together are a fixed share of what passes.
+ *
  * In C because it wakes up for every tick: what an interpreter touches is cold each time. Times are CLOCK_MONOTONIC
  * nanoseconds. One thread.
  */
@@ -41,7 +45,9 @@ typedef int64_t s64;
 
 /*
  * The memory begins with words: how many ticks were planned, begun and done since the start, the processor time that
- * we have used, whether we wait for a plan, how many entries follow, and how many rows of probe_paths are in use.
+ * we have used, whether we wait for a plan, how many entries follow, how many rows of probe_paths are in use, how many
+ * bytes pass along a path between two probes (0: all probes are sent), after what time one is sent all the same, and how
+ * many bytes we have sent.
  */
 enum {
 	PLANNED,
@@ -51,7 +57,10 @@ enum {
 	WAITING,
 	ENTRIES,
 	ROWS,
-	FIRST_ENTRY = 8
+	APART_BYTES,
+	APART_NS,
+	SENT_BYTES,
+	FIRST_ENTRY = 16
 };
 
 /*
@@ -165,25 +174,72 @@ static void send_messages(struct mmsghdr *message, int64_t count)
 	}
 }
 
-static void send_groups(const int64_t *group, int64_t groups, int64_t began_ns)
+/* Of a path: when the last message that was not left out was due, what had passed by then, and by the last tick. */
+static struct {
+	int64_t at_ns;
+	u64 bytes;
+	u64 seen;
+} known[SWERVE_PROBE_PATHS];
+
+/* While nothing passes along any path, ticks are left out until then: we need not wake up for them. */
+static int64_t rest_until_ns;
+
+/*
+ * Send those along whose path enough has passed since the last, or whose last is long ago. The low half of the
+ * destination address names the path (swerve.h). Returns whether anything has passed since the tick before.
+ */
+static int send_wanted(struct mmsghdr *message, int64_t count, int64_t due_ns)
 {
+	u64 apart_bytes = load(APART_BYTES);
+	int64_t apart_ns = load(APART_NS);
+	int moved = 0;
+
+	for (; count > 0; count--, message++) {
+		const u8 *frame = message->msg_hdr.msg_iov->iov_base;
+		u32 row = (frame[4] << 8 | frame[5]) % SWERVE_PROBE_PATHS;
+		u64 bytes = paths ? __atomic_load_n(&paths[row].passed_bytes, __ATOMIC_RELAXED) : 0;
+
+		moved |= bytes != known[row].seen;
+		known[row].seen = bytes;
+		if (bytes - known[row].bytes < apart_bytes && due_ns < known[row].at_ns + apart_ns)
+			continue;
+		known[row].bytes = bytes;
+		known[row].at_ns = due_ns;
+		message->msg_len = 0;
+		send_messages(message, 1);
+		if ((int)message->msg_len > 0)
+			store(SENT_BYTES, load(SENT_BYTES) + message->msg_len);
+	}
+	return moved;
+}
+
+static void send_groups(const int64_t *group, int64_t groups, int64_t began_ns, int64_t due_ns)
+{
+	int moved = 0;
+
 	for (; groups > 0; groups--, group += GROUP_WORDS) {
+		struct mmsghdr *messages = (struct mmsghdr *)(base + group[HEADERS]);
+
 		while (group[SPACING] && clock_ns(CLOCK_MONOTONIC) < began_ns + group[SPACING])
 			; /* microseconds: no timer is as punctual */
 		began_ns = clock_ns(CLOCK_MONOTONIC);
-		send_messages((struct mmsghdr *)(base + group[HEADERS]), group[COUNT]);
+		if (load(APART_BYTES))
+			moved |= send_wanted(messages, group[COUNT], due_ns);
+		else
+			send_messages(messages, group[COUNT]);
 	}
+	rest_until_ns = moved || !load(APART_BYTES) ? 0 : due_ns + load(APART_NS);
 }
 
 static void send_tick(int64_t tick, int64_t *entry)
 {
 	int64_t began_ns = clock_ns(CLOCK_MONOTONIC);
-	int left_out = began_ns > entry[TOO_LATE];
+	int left_out = began_ns > entry[TOO_LATE] || entry[DUE] < rest_until_ns;
 
 	entry[BEGAN] = left_out ? 0 : began_ns;
 	store(BEGUN, tick + 1); /* before the first frame: whoever sees an answer sees that its probe was sent */
 	if (!left_out)
-		send_groups(entry + FIRST_GROUP, entry[GROUPS], began_ns);
+		send_groups(entry + FIRST_GROUP, entry[GROUPS], began_ns, entry[DUE]);
 	store(CPU, clock_ns(CLOCK_PROCESS_CPUTIME_ID));
 	store(DONE, tick + 1);
 }
@@ -262,7 +318,9 @@ static void run(void)
 		int looks = look_ns < entry[DUE];
 		int64_t left_ns = (looks ? look_ns : entry[DUE]) - clock_ns(CLOCK_MONOTONIC);
 
-		if (left_ns > 0) {
+		if (entry[DUE] < rest_until_ns) {
+			send_tick(tick, entry);
+		} else if (left_ns > 0) {
 			alive = sleep_for(left_ns);
 		} else if (looks) {
 			look_ns = look(look_ns);

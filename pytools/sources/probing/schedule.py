@@ -105,8 +105,9 @@ class Schedule:
     def _answer(self) -> bytes:
         """What the pacer says next; nothing when it is gone, or silent for too long."""
         assert self._control is not None
-        ready, _, _ = select.select((self._control,), (), (), _PATIENCE_S)
-        return self._control.recv(64) if ready else b""
+        answers = select.poll()  # of any number: select(2) takes no descriptor beyond 1023
+        answers.register(self._control, select.POLLIN)
+        return self._control.recv(64) if answers.poll(_PATIENCE_S * 1e3) else b""
 
     def _end(self) -> None:
         if self._control is not None:
@@ -139,6 +140,15 @@ class Schedule:
     def watch(self, rows: int) -> None:
         """Let the pacer look at the first so many rows of its map."""
         self._words[pacer.ROWS] = rows
+
+    def space(self, apart_bytes: int, apart_ns: int) -> None:
+        """Leave out messages of a path along which less was sent since the one before, unless that is so long ago."""
+        self._words[pacer.APART_NS], self._words[pacer.APART_BYTES] = apart_ns, apart_bytes
+
+    @property
+    def spaced_bytes(self) -> int:
+        """What has been sent, in a schedule whose messages are left out like that."""
+        return int(self._words[pacer.SENT_BYTES])
 
     def cost(self) -> tuple[int, int]:
         """Processor time that the pacer has used (ns), and its memory (bytes)."""
