@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Final
 
 from pytools.errors import SwerveError
@@ -17,7 +18,7 @@ from steering.acting import messages
 from steering.acting.flows import FlowActing
 from steering.actuators.holds import Holding, Holds
 from steering.deciding.engine import Engine
-from steering.deciding.holds import holds, needed
+from steering.deciding.holds import Conditions, conditions, holds, lasts, needed
 from steering.plan import Hold
 from steering.policy.model import Policy
 
@@ -50,6 +51,7 @@ class HoldActing:
         self._wanted: dict[Path, Hold] = {}
         self._refused: dict[Path, str] = {}
         self._told: dict[Path, tuple[messages.Outcome, Hold, str]] = {}
+        self._conditions: Conditions = {}
         self._plan_ns = self._tell_ns = self._changes = 0
         self._armed = True  # as was last wanted; else nothing is to be held
 
@@ -78,8 +80,11 @@ class HoldActing:
             self._renew(now, frozen)
         if (now >= self._plan_ns or changes != self._changes) and not frozen:
             self._plan_ns, self._changes = now + _PLAN_EVERY_NS, changes
-            engine = self._engine
-            self._plan(holds(self._policy, engine.probed(now), engine.groups.values(), engine.overrides), flows, now)
+            engine, paths = self._engine, self._engine.probed(now)
+            known = engine.evidence.facts, engine.usual.limits
+            self._conditions = conditions(self._policy, paths, *known, self._conditions, now)
+            groups = engine.groups.values()
+            self._plan(holds(self._policy, paths, groups, engine.overrides, self._conditions, now), flows, now)
         if now >= self._tell_ns:
             self._tell_ns = now + _TELL_EVERY_NS
             self._tell(now, frozen)
@@ -107,16 +112,22 @@ class HoldActing:
         known = self._engine.probed(now).get(path)
         if known is None or known.state == "unmeasured":
             return "the path is not measured any more"
-        return "nothing passes along the path" if known.failed else "its target is held by an order"
+        if known.failed:
+            return "nothing passes along the path"
+        under = next((rule for rule in self._policy.rules if rule.name == self._told[path][1].under), None)
+        if under is not None and not lasts(under, path, self._conditions, now):
+            return "its condition is over"
+        return "its target is held by an order"
 
     def _say(self, now: int) -> None:
         """Tell what has changed, as acts."""
         for path, hold in self._wanted.items():
             why = self._refused.get(path, "")
             outcome: messages.Outcome = "failed" if why else "applied" if self._apply else "dry_run"
-            told = outcome, hold, why
-            if self._told.get(path) != told:
-                self._told[path] = told
+            before = self._told.get(path)
+            self._told[path] = outcome, hold, why
+            # what was measured changes all the time, and is told once
+            if before is None or before != (outcome, replace(hold, because=before[1].because), why):
                 self._output.send(messages.hold_act(self._output.host, hold, outcome, hold.because, now, why))
 
     def _over(self, path: Path, why: str, now: int) -> None:

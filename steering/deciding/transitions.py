@@ -92,7 +92,7 @@ def measured_ns(facts: Facts) -> int:
 
 
 def _bad(rule: Rule, reading: Reading) -> bool:
-    return reading.verdict in (Verdict.BAD, Verdict.PENDING) and rule.then.kind != "alert"
+    return reading.verdict in (Verdict.BAD, Verdict.PENDING) and rule.then.kind not in ("alert", "hold")
 
 
 def _confirmed(policy: Policy, readings: Iterable[Reading]) -> bool:

@@ -32,7 +32,7 @@ KINDS: Final[tuple[Kind, ...]] = ("shift", "drain", "pin", "spread", "relabel", 
 FLOW_KINDS: Final[tuple[Kind, ...]] = ("pin", "spread", "relabel")
 MAX_FLOWS: Final = 1000  # pins that one rule may hold
 WEIGHT_KINDS: Final[tuple[Kind, ...]] = ("shift", "drain")
-STANDING_KINDS: Final[tuple[Kind, ...]] = ("spread", "hold")  # which have no condition
+STANDING_KINDS: Final[tuple[Kind, ...]] = ("spread", "hold")  # which need no condition; hold may have one
 
 
 class Shift(Model):
@@ -94,7 +94,7 @@ class Relabel(_Leased):
 
 
 class Hold(Model):
-    """Let packets wait at this host while the queue on their path is long (hold.md); without when."""
+    """Let packets wait at this host while the queue on their path is long (hold.md); when is not required."""
 
     threshold: Annotated[Duration, Within(SECOND // 10_000, SECOND)] = Field(
         default=SECOND // 1000, description="queueing to allow on the path"
@@ -108,6 +108,9 @@ class Hold(Model):
     )
     fresh: Annotated[Duration, Within(SECOND // 100, SECOND)] = Field(
         default=SECOND // 5, description="without a measurement of the queue for this long nothing is held"
+    )
+    dwell: Duration = Field(
+        default=10 * SECOND, description="with when: packets are still held for so long after it was last true"
     )
     qdisc: Literal["keep", "fq"] = Field(
         default="keep",

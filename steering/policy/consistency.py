@@ -175,7 +175,7 @@ def _actions(rule: dict[str, Any], at: Location, reader: Reader) -> Iterator[Pro
             yield _problem(where, what, reader)
     if kind in STANDING_KINDS:
         for key, node, where in (("when", rule, at), ("return", rule, at), ("notify", then, (*at, "then"))):
-            if key in node:
+            if key in node and (kind, key) != ("hold", "when"):
                 what = f"expected only without {kind}, which acts while the paths are healthy"
                 yield _problem((*where, key), what, reader)
     if "return" in rule and kind == "alert" and "notify" not in then:

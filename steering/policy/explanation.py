@@ -165,6 +165,9 @@ def _rule(number: int, rule: Rule) -> list[str]:
     if rule.when is None:
         how = "measured" if rule.then.hold is not None else "healthy"
         return [f"{number}. {rule.name}: on a path{where}, while it is {how}, {_act(rule)}."]
+    if rule.then.hold is not None:
+        until = f"until {duration_text(rule.then.hold.dwell)} after"
+        return [f"{number}. {rule.name}: on a path{where}, when {condition_text(rule.when)}, {until}, {_act(rule)}."]
     lines = [f"{number}. {rule.name}: on a path{where}, when {condition_text(rule.when)}, {_act(rule)}."]
     back = rule.return_
     if rule.then.notify:

@@ -140,9 +140,13 @@ class Rule(Model):
 
     model_config = ConfigDict(
         json_schema_extra={
-            "if": {"properties": {"then": {"anyOf": [{"required": ["spread"]}, {"required": ["hold"]}]}}},
-            "then": {"not": {"anyOf": [{"required": ["when"]}, {"required": ["return"]}]}},
-            "else": {"required": ["when"]},
+            "if": {"properties": {"then": {"required": ["hold"]}}},
+            "then": {"not": {"required": ["return"]}},
+            "else": {
+                "if": {"properties": {"then": {"required": ["spread"]}}},
+                "then": {"not": {"anyOf": [{"required": ["when"]}, {"required": ["return"]}]}},
+                "else": {"required": ["when"]},
+            },
         }
     )
 

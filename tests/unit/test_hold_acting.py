@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import msgspec
 import pytest
+import samples
 import steering_kit as kit
 from support import mentions
 
@@ -63,10 +64,10 @@ class Kernel:
 class World:
     """A controller's holds, over a path that no group has."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, apply: bool = True) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, apply: bool = True, text: str = TEXT) -> None:
         self.kernel, self.acts, self.states = Kernel(), list[Act](), list[HoldState]()
         monkeypatch.setattr(acting, "Holds", lambda *_: self.kernel)
-        self.engine, policy = Engine(parse(TEXT)), parse(TEXT)
+        self.engine, policy = Engine(parse(text)), parse(text)
         output = Output("h1", lambda _: None, self.acts.append)
         publish = cast(Any, self.states.append)
         self.holds = HoldActing(policy, apply, self.engine, cast(Any, None), output, publish)
@@ -198,3 +199,52 @@ def test_only_paths_from_this_host_are_held(world: World) -> None:
     world.engine.take(msgspec.structs.replace(kit.measured(other, NOW), host="h1"), NOW)
     world.turn()
     assert [each.path for each in world.kernel.held] == [PATH]
+
+
+MARKED = """version: 1
+manage: {destinations: [10.9.0.0/16]}
+rules:
+  - name: marked
+    when:
+      any:
+        - {signal: ce_share, above: 0.05, clear_below: 0.01}
+        - {signal: retransmits, above: 0.05, clear_below: 0.01}
+    then: {hold: {threshold: 2ms, dwell: 5s}}
+  - {name: elsewhere, scope: {destinations: [10.9.7.0/24]}, then: {hold: {}}}
+"""
+
+
+def test_with_a_condition_a_path_is_held_while_it_is_true_and_for_its_dwell(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, text=MARKED)
+
+    def turn(marks: int) -> list[Hold]:
+        world.measure()
+        marked = samples.tcp_path(
+            at_ns=world.now, in_window=0, path=PATH, delivered_ce_segments=marks, delivered_segments=1000
+        )
+        world.engine.take(marked, world.now)
+        world.turn()
+        return world.kernel.held
+
+    assert turn(0) == turn(30) == [], "below"
+    [held] = turn(80)
+    assert (held.path, held.under, held.limits.threshold_ns) == (PATH, "marked", 2_000_000)
+    assert mentions(held.because, "80 of 1000", "marked", "5.00%")
+    assert turn(30), "neither true nor clear"
+    last = world.now
+    while world.now < last + 5 * kit.SECOND:
+        assert turn(0)
+    assert turn(0) == turn(0) == []
+    assert [act.outcome for act in world.acts] == ["applied", "undone"]
+    assert mentions(world.acts[-1].because, "condition", "over")
+    assert turn(90)
+    assert [act.outcome for act in world.acts] == ["applied", "undone", "applied"]
+
+
+def test_a_condition_of_a_hold_makes_no_path_suspect(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, text=MARKED)
+    world.measure()
+    world.engine.take(samples.tcp_path(at_ns=NOW, path=PATH, delivered_ce_segments=5000), NOW)
+    world.turn()
+    assert world.kernel.held
+    assert {each.state for each in world.engine.probed(world.now).values()} == {"healthy"}
