@@ -36,6 +36,7 @@ from pytools.sources.gpu.cuda import Driver, Gpu
 MEAN_NS, LEAST = 1_000_000_000, 5  # of direct comparisons: bursts in a mean, at least
 PINGS, EVERY_S, TIMEOUT_NS = 64, 0.1, 200_000_000
 POLL_NS = 128  # round trips this much above the smallest differ only by how they met the polls
+LEAST_PINGS = 25  # that a line rests on: those of seven bursts
 NEAR_NS = 1_000_000_000  # a comparison and the middle of the window of a line
 TURNS, TURN_S = 6, 5.0
 MULTIPLY = """
@@ -118,7 +119,9 @@ def measure(direct: Direct, seconds: float) -> tuple[NDArray[np.float64], NDArra
     trip = min(each[2] for each in bursts)
     bursts = [each for each in bursts if each[2] <= trip + POLL_NS]
     note(f"{len(bursts)} direct comparisons, smallest round trip {trip} ns; {early} bursts ended early")
-    first, second = ([each for each in lines[gpu.uuid] if each.pings > 100] for gpu in (direct.first, direct.second))
+    first, second = (
+        [each for each in lines[gpu.uuid] if each.pings > LEAST_PINGS] for gpu in (direct.first, direct.second)
+    )
     note(f"lines: {len(first)} and {len(second)}; last bounds {first[-1].bound_ns} and {second[-1].bound_ns} ns")
     differences, bounds = [], []
     times, values = np.array([each[0] for each in bursts]), np.array([each[1] for each in bursts])

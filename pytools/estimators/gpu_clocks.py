@@ -1,13 +1,28 @@
-"""A GPU's timer against its host's clock, from pings: the estimator of hosts' clocks, fed with round trips. Pure.
+"""A GPU's timer against its host's clock, from pings: the estimator of hosts' clocks, fed with both directions. Pure.
 
 A ping is (host before, GPU, host after) in int64 nanoseconds. Its delay forward is that of the GPU's read of host
-memory, its delay back that of the GPU's write.
+memory, its delay back that of the GPU's write. The fastest pings of either direction of a burst are kept, whatever the
+other direction of the same ping took: a ping waits up to 700 ns for the GPU's next look, so those with the shortest
+round trips are the fastest in neither direction.
+
+Errors of the offset, and what the bound takes in for each:
+
+- jitter of the bus and of the host's stamps, and tails of both: SIGMAS standard deviations of the fit of both lower
+  edges, with `NOISE_NS` a stamp;
+- waits of even the fastest pings of a burst: `_WAITED` times the difference between the two fastest;
+- steps of the timer, 32 ns on recent GPUs and 1 µs on older ones: a reading is up to a step old, so forward each counts
+  as one of a step later. The offset is that of a timer without steps, half a step ahead of the mean reading;
+- directions that differ where nothing waits: `ASYMMETRY_SHARE` of the round trip, stated and not measured;
+- changes of the drift: `wander_of`.
+
+Host clocks that differ between CPUs are not taken in: see `pytools.sources.gpu.pings`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -17,11 +32,14 @@ from pytools.estimators.clocks import EdgeFit, fit_edge
 from pytools.estimators.offsets import APART_S, WANDER_PPB_PER_S, Offset, wander
 
 ASYMMETRY_SHARE: Final = 0.1  # stated allowance: the two directions differ by no more than this of the round trip
-NOISE_NS: Final = 30.0  # standard deviation of one stamp; globaltimer steps by 32 ns on recent GPUs, 1 µs on older ones
-_FASTEST: Final = 8  # of a burst; even: two make a pair
-_TOLERANCE_NS: Final = 1_000_000  # of a pair: the round trips have chosen already
+NOISE_NS: Final = 30.0  # standard deviation of one stamp; that of a coarse timer is larger
+_FASTEST: Final = 2  # of each direction of a burst: a pair
+_LEAST_PINGS: Final = 8  # of a burst: one that was interrupted may have met no free moment
+_TOLERANCE_NS: Final = 1_000_000  # of a pair: the direction has chosen already
+_WAITED: Final = 2.5  # how long the two fastest pings of a burst waited on average, in differences between the two
 _BEGIN_S: Final = 0.5  # from one window of drifts to the next
-_LEAST_BURSTS: Final = 5  # of such a window
+_LEAST_BURSTS: Final = 5  # of such a window, and of one that tells the step of a timer
+_COARSEST_NS: Final = 1024  # step of a timer, at most
 _UNKNOWN_PPB_PER_S: Final = 500.0  # stated allowance for a timer that is hardly known
 _SURE: Final = 3.0  # standard deviations of a change that counts by itself
 _SETTLED_S: Final = 8.0  # of bursts, until which the allowance below counts too
@@ -31,11 +49,27 @@ Pings = NDArray[np.int64]  # (n, 3)
 
 
 def fastest(burst: Pings) -> Pings:
-    """The pings of a burst with the shortest round trips, in the order of time: the others waited for something."""
-    if len(burst) < _FASTEST:
+    """The two pings of a burst with the shortest delay forward, then the two with the shortest delay back.
+
+    A ping may be among both. Each two are in the order of time. None of an interrupted burst. A timer that runs 16 ppm
+    fast gains 3 ns during a burst, too little to change the choice.
+    """
+    if len(burst) < _LEAST_PINGS:
         return burst[:0]
-    chosen = np.argpartition(burst[:, 2] - burst[:, 0], _FASTEST - 1)[:_FASTEST]
-    return burst[np.sort(chosen)]
+    ways = np.diff(burst, axis=1).T  # the offset is in both, and the same for all
+    chosen = np.sort(np.argpartition(ways, _FASTEST - 1, axis=1)[:, :_FASTEST], axis=1)
+    return burst[chosen.ravel()]
+
+
+def _by_direction(pings: Pings) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """What `fastest` has kept of whole bursts: those forward and those back, each (bursts, 2, 3)."""
+    bursts = pings[: len(pings) // (2 * _FASTEST) * 2 * _FASTEST].reshape(-1, 2 * _FASTEST, 3)
+    return bursts[:, :_FASTEST], bursts[:, _FASTEST:]
+
+
+def step_of(stamps: NDArray[np.int64]) -> int:
+    """By how many nanoseconds a timer steps: the largest divisor of all differences of stamps, up to _COARSEST_NS."""
+    return min(max(int(np.gcd.reduce(stamps - stamps[0])), 1), _COARSEST_NS)
 
 
 def wander_of(bursts: Sequence[Pings]) -> float:
@@ -44,12 +78,15 @@ def wander_of(bursts: Sequence[Pings]) -> float:
     The drifts are those of the middles of the bursts, over windows of APART_S. The power of all of them lags behind an
     oscillator that has just begun to change, so the largest single change counts too.
     """
-    whole = [each for each in bursts if len(each) == _FASTEST]
+    whole = [each for each in bursts if len(each) == 2 * _FASTEST]
     if not whole:
         return _UNKNOWN_PPB_PER_S
-    before, gpu, after = np.moveaxis(np.stack(whole), 2, 0)
-    at_s = (before - before[0, 0]).mean(axis=1) * 1e-9
-    ahead_ns = (2 * (gpu - (gpu[0, 0] - before[0, 0])) - before - after).mean(axis=1) / 2
+    forward, back = _by_direction(np.concatenate(whole))
+    first = forward[0, 0]
+    ahead_of_us = first[1] - first[0]  # integers: a float64 of an offset may be no better than 256 ns
+    at_s = (forward[:, :, 0] + back[:, :, 2] - 2 * first[0]).mean(axis=1) * 0.5e-9
+    both = (forward[:, :, 1] - forward[:, :, 0]) + (back[:, :, 1] - back[:, :, 2]) - 2 * ahead_of_us
+    ahead_ns = both.mean(axis=1) / 2
     times_s, drifts, sigmas = [], [], []
     for begin_s in np.arange(at_s[-1] - APART_S, -_BEGIN_S, -_BEGIN_S)[::-1]:
         chosen = (at_s > begin_s) & (at_s <= begin_s + APART_S)
@@ -73,30 +110,38 @@ def wander_of(bursts: Sequence[Pings]) -> float:
 
 
 def fit_pings(pings: Pings, prior: EdgeFit | None, wander_ppb_per_s: float = WANDER_PPB_PER_S) -> EdgeFit | None:
-    """The line through the pings of a window (those of `fastest`, in the order of time); None without any.
+    """The line through the pings of a window; None with fewer bursts than tell by how much the timer steps.
 
     Parameters
     ----------
+    pings : ndarray of int64, shape (n, 3)
+        What `fastest` has kept of each burst, in the order of time, nanoseconds.
     prior : EdgeFit, optional
         Of the window before.
     wander_ppb_per_s : float
         As `wander_of` gives it.
     """
-    pairs = pings[: len(pings) // 2 * 2].reshape(-1, 2, 3)
-    if not len(pairs):
+    forward, back = _by_direction(pings)
+    if len(forward) < _LEAST_BURSTS:
         return None
-    before, gpu, after = pairs[:, :, 0], pairs[:, :, 1], pairs[:, :, 2]
-    return fit_edge(
-        before,
-        gpu - before,
-        after,
-        after - gpu,
+    step_ns = step_of(pings[:, 1])
+    forward_ns = forward[:, :, 1] - forward[:, :, 0] + (step_ns - 1)
+    back_ns = back[:, :, 2] - back[:, :, 1]
+    fit = fit_edge(
+        forward[:, :, 0],
+        forward_ns,
+        back[:, :, 2],
+        back_ns,
         tolerance_ns=_TOLERANCE_NS,
         asymmetry_share=ASYMMETRY_SHARE,
         prior=prior,
-        noise_ns=NOISE_NS,
+        noise_ns=max(NOISE_NS, step_ns / math.sqrt(12)),
         wander_ppb_per_s=wander_ppb_per_s,
     )
+    if fit is None:
+        return None
+    waited_ns = _WAITED * max(float(np.abs(np.diff(each, axis=1)).mean()) for each in (forward_ns, back_ns))
+    return replace(fit, bound_ns=fit.bound_ns + math.ceil(waited_ns / 2))
 
 
 def between(pings: Pings, slack_ns: int) -> tuple[int, float, int]:

@@ -102,7 +102,7 @@ class GpuClock(Signal, frozen=True, kw_only=True, tag="gpu_clock"):
     drift_ppb: float  # growth: at t the offset is offset_ns + drift_ppb * (t - epoch_ns) / 1e9
     sigma_ns: float  # standard deviation of the offset by statistics alone
     drift_sigma_ppb: float  # standard deviation of the drift
-    bound_ns: int  # of the offset: statistics and the allowance for asymmetry
+    bound_ns: int  # of the offset: statistics and the allowances for waits and asymmetry
     hard_bound_ns: int  # half of the smallest round trip, no assumption
     wander_ppb_per_s: float  # the drift changes no faster
     state: ClockState  # of the fit

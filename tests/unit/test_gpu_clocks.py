@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from pytools.errors import CapabilityError
 from pytools.estimators.clocks import EdgeFit
-from pytools.estimators.gpu_clocks import MEMORY_NS, Pings, between, fastest, fit_pings, offset, wander_of
+from pytools.estimators.gpu_clocks import MEMORY_NS, Pings, between, fastest, fit_pings, offset, step_of, wander_of
 from pytools.estimators.offsets import WANDER_PPB_PER_S
 from pytools.signals import GpuClock
 from pytools.sources.gpu import clock_command, clocks, cuda
@@ -38,32 +38,138 @@ def bursts(
     seconds: float,
     forward_ns: float = 720,
     wandered: Callable[[NDArray[np.float64]], NDArray[np.float64]] = np.zeros_like,
+    step_ns: int = 32,
+    back_ns: float = 720,
+    busy: bool = False,
 ) -> list[Pings]:
-    """Pings as an H200 answers them: the GPU looks every 700 ns, its timer steps by 32 ns, both ways jitter."""
+    """Pings as an H200 answers them: the GPU looks every 700 ns, its timer steps by 32 ns, both ways jitter.
+
+    On a busy bus three of ten ways have a heavy tail (Pareto, 1.2) and a fifth of the bursts wait in one direction, and
+    the host's turns fall in with the GPU's, so that most pings of a burst wait alike for the next look.
+    """
     random = np.random.default_rng(seed)
     found = []
     for begin_ns in np.arange(0, seconds * 1e9, 1e8):
         before = int(begin_ns) + np.arange(64) * 2500
-        forward = forward_ns + random.exponential(30, 64) + random.uniform(0, 700, 64)
-        back = 720 + random.exponential(60, 64)
+        looks = random.uniform(0, 700, 64)
+        if busy:
+            alike = (random.uniform(0, 700) + random.normal(0, 120, 64)) % 700
+            looks = np.where(random.random(64) < 0.1, looks, alike)
+        forward = forward_ns + random.exponential(30, 64) + looks
+        back = back_ns + random.exponential(60, 64)
+        if busy:
+            forward += tail(random)
+            back += tail(random)
         seen = before + forward
         ahead = seen * drift_ppb * 1e-9 + wandered(seen)
-        stamps = (seen + offset_ns % 32 + ahead).astype(np.int64) // 32 * 32 + offset_ns // 32 * 32
-        found.append(np.column_stack([before, stamps, (seen + back).astype(np.int64)]).astype(np.int64))
+        stamps = (seen + offset_ns % step_ns + ahead).astype(np.int64) // step_ns + offset_ns // step_ns
+        found.append(np.column_stack([before, stamps * step_ns, (seen + back).astype(np.int64)]).astype(np.int64))
     return found
 
 
+def tail(random: np.random.Generator) -> NDArray[np.float64]:
+    heavy = (random.random(64) < 0.3) * np.minimum(random.pareto(1.2, 64) * 150, 1e6)
+    return np.asarray(heavy + (random.random() < 0.2) * random.exponential(150))
+
+
+def lines(kept: list[Pings]) -> list[EdgeFit]:
+    """A line a second over four seconds, as GpuClocks fits them, from full windows."""
+    fits: list[EdgeFit] = []
+    for end in range(10, len(kept) + 1, 10):
+        fit = fit_pings(np.concatenate(kept[max(0, end - 40) : end]), fits[-1] if fits else None)
+        assert fit is not None and not fit.stepped
+        fits.append(fit)
+    return fits[3:]
+
+
+def errors(fits: list[EdgeFit], offset_ns: int, drift_ppb: float) -> NDArray[np.float64]:
+    return np.array([each.offset_ns - offset_ns - each.epoch_ns * drift_ppb * 1e-9 for each in fits])
+
+
 @given(
-    st.integers(0, 2**32), st.integers(-(2**60), 2**60), st.floats(-50_000, 50_000), st.floats(650, 790)
+    st.integers(0, 2**32),
+    st.integers(-(2**60), 2**60),
+    st.floats(-50_000, 50_000),
+    st.floats(-72, 72),
+    st.sampled_from([1, 32, 1000]),
 )  # directions that differ by up to a tenth of the round trip
-def test_the_bound_covers_the_truth(seed: int, offset_ns: int, drift_ppb: float, forward_ns: float) -> None:
-    pings = np.concatenate([fastest(each) for each in bursts(seed, offset_ns, drift_ppb, 4.0, forward_ns)])
-    fit = fit_pings(pings, None)
+def test_the_bound_covers_the_truth(
+    seed: int, offset_ns: int, drift_ppb: float, longer_ns: float, step_ns: int
+) -> None:
+    ways = {"forward_ns": 720 + longer_ns, "back_ns": 720 - longer_ns}
+    found = bursts(seed, offset_ns, drift_ppb, 4.0, step_ns=step_ns, **ways)
+    fit = fit_pings(np.concatenate([fastest(each) for each in found]), None)
     assert fit is not None
     error = fit.offset_ns - (offset_ns + round(fit.epoch_ns * drift_ppb * 1e-9))
-    assert abs(error) <= fit.bound_ns < 250
+    assert abs(error) <= fit.bound_ns < (250 if step_ns <= 32 else 600)
     assert fit.hard_low_ns <= fit.offset_ns - error <= fit.hard_high_ns
     assert abs(fit.drift_ppb - drift_ppb) <= 4.5 * fit.drift_sigma_ppb + 40
+
+
+@pytest.mark.parametrize("step_ns", [1, 32, 1000])
+@pytest.mark.parametrize("longer_ns", [-72, 0, 72])
+def test_the_bound_covers_the_truth_on_a_busy_bus(step_ns: int, longer_ns: int) -> None:
+    """Though the stated asymmetry is all used up in two thirds of the cases."""
+    for seed in range(3):
+        found = bursts(seed, 10**15, 4000, 63, 720 + longer_ns, step_ns=step_ns, back_ns=720 - longer_ns, busy=True)
+        fits = lines([fastest(each) for each in found])
+        sizes = np.abs(errors(fits, 10**15, 4000))
+        assert np.mean(sizes <= [each.bound_ns for each in fits]) >= 0.999
+        assert all(each.hard_low_ns <= each.offset_ns <= each.hard_high_ns for each in fits)
+
+
+def by_round_trip(burst: Pings) -> Pings:
+    """Four pairs of the pings with the shortest round trips, each for both directions."""
+    chosen = burst[np.sort(np.argsort(burst[:, 2] - burst[:, 0])[:8])].reshape(4, 2, 3)
+    return np.concatenate([chosen, chosen], axis=1).reshape(-1, 3)
+
+
+@pytest.mark.parametrize(("step_ns", "busy", "most"), [(32, False, 0.8), (32, True, 0.9), (1000, False, 0.4)])
+def test_two_timers_differ_by_less_than_by_round_trips(step_ns: int, busy: bool, most: float) -> None:
+    """The p99 of what the difference of two lines errs by."""
+    p99 = []
+    for choice in (fastest, by_round_trip):
+        differences = []
+        for seed in range(3):
+            one, other = (
+                errors(lines([choice(each) for each in found]), 10**15 + more, drift_ppb)
+                for more, drift_ppb, found in (
+                    (m, d, bursts(seed + m, 10**15 + m, d, 60, step_ns=step_ns, busy=busy))
+                    for m, d in ((0, 4000.0), (517, -9000.0))
+                )
+            )
+            differences.append(other - one)
+        p99.append(np.percentile(np.abs(np.concatenate(differences)), 99))
+    assert p99[0] < most * p99[1]
+
+
+@given(st.integers(-(2**60), 2**60), st.integers(0, 2**60))
+def test_clocks_may_begin_anywhere(gpu_ns: int, host_ns: int) -> None:
+    pings = np.concatenate([fastest(each) for each in bursts(1, 10**15, 4000, 4.0)])
+    plain, moved = fit_pings(pings, None), fit_pings(pings + np.array([host_ns, gpu_ns, host_ns]), None)
+    assert plain is not None and moved is not None
+    assert moved.offset_ns - plain.offset_ns == gpu_ns - host_ns
+    assert moved.epoch_ns - plain.epoch_ns == host_ns
+    assert (moved.drift_ppb, moved.bound_ns, moved.sigma_ns) == (plain.drift_ppb, plain.bound_ns, plain.sigma_ns)
+
+
+@given(st.integers(-(2**60), 2**60), st.integers(-50, 50))
+def test_without_noise_the_line_is_exact(offset_ns: int, drift_ppm: int) -> None:
+    before = np.arange(0, 4 * 10**9, 10**8)[:, None] + np.random.default_rng(1).integers(0, 10**6, (40, 64))
+    seen = before + 700
+    found = np.stack([before, seen + offset_ns + seen // 1000 * drift_ppm // 1000, seen + 700], axis=2)
+    fit = fit_pings(np.concatenate([fastest(each) for each in found]), None)
+    assert fit is not None
+    assert abs(fit.offset_ns - offset_ns - fit.epoch_ns * drift_ppm * 1e-6) <= 1.5
+    assert abs(fit.drift_ppb - drift_ppm * 1000) <= 1
+    assert fit.round_trip_min_ns == pytest.approx(1400, abs=2)
+
+
+def test_a_timer_steps_by_what_divides_all_differences() -> None:
+    assert step_of(np.array([10**15 + 7, 10**15 + 7 + 96, 10**15 + 7 - 64])) == 32
+    assert step_of(np.array([5, 6, 900])) == 1
+    assert step_of(np.array([5, 5])) == 1
+    assert step_of(np.array([0, 10**6])) == 1024  # too few to tell
 
 
 def test_the_bound_covers_a_timer_whose_rate_changes() -> None:
@@ -101,8 +207,11 @@ def test_a_steady_timer_has_the_stated_wander_once_it_is_known() -> None:
 
 
 def test_the_fastest_pings_of_a_burst_stay_in_order() -> None:
-    burst = np.array([[10 * i, 0, 10 * i + trip] for i, trip in enumerate([9, 3, 8, 1, 7, 2, 6, 4, 5, 10])], np.int64)
-    assert fastest(burst)[:, 0].tolist() == [10, 20, 30, 40, 50, 60, 70, 80]
+    forward, back = np.array([[9, 3, 8, 1, 7, 2, 6, 4, 5], [5, 9, 1, 8, 6, 7, 4, 2, 3]])
+    at = np.arange(9) * 10
+    burst = np.column_stack([at, at + forward, at + forward + back]).astype(np.int64)
+    assert fastest(burst)[:, 0].tolist() == [30, 50, 20, 70]
+    assert fastest(burst - [0, 10**18, 0])[:, 0].tolist() == [30, 50, 20, 70]
     assert len(fastest(burst[:7])) == 0  # an interrupted burst
 
 
@@ -116,7 +225,9 @@ def test_symmetric_pings_give_the_difference_to_the_nanosecond() -> None:
 
 def test_without_pings_there_is_no_line() -> None:
     assert fit_pings(np.empty((0, 3), np.int64), None) is None
-    assert fit_pings(np.array([[0, 5, 10]], np.int64), None) is None
+    found = [fastest(each) for each in bursts(1, 10**15, 4000, 1.0)]
+    assert fit_pings(np.concatenate(found[:4])[:-1], None) is None
+    assert fit_pings(np.concatenate(found[:5]), None) is not None
 
 
 def test_a_timer_that_is_stepped_is_seen_and_the_new_line_fits() -> None:
@@ -176,7 +287,7 @@ def test_the_child_reads_the_timers_of_all_gpus(fake: int, closing: list[Heard])
     heard = Heard()
     closing.append(heard)
     support.wait_until(
-        lambda: heard.turn() and len(heard.signals) == 2 and all(each.pings > 100 for each in heard.signals.values()),
+        lambda: heard.turn() and len(heard.signals) == 2 and all(each.pings > 25 for each in heard.signals.values()),
         60,
         "both timers are related",
     )
@@ -241,9 +352,9 @@ def test_a_line_ages_when_no_pings_come(closing: list[Heard]) -> None:
         "from pytools.sources.gpu.pings import HEADER\n"
         "out = sys.stdout.buffer; out.write(b'[\"GPU-x\"]\\n')\n"
         "for _ in range(30):\n"
-        "    at = time.monotonic_ns() + np.arange(8) * 2000\n"
+        "    at = time.monotonic_ns() + np.arange(4) * 2000\n"
         "    rows = np.column_stack([at, at + 1000, at + 2000]).astype(np.int64)\n"
-        "    out.write(HEADER.pack(0, 8) + rows.tobytes()); out.flush(); time.sleep(0.01)\n"
+        "    out.write(HEADER.pack(0, 4) + rows.tobytes()); out.flush(); time.sleep(0.01)\n"
         "time.sleep(600)\n"
     )
     heard = Heard(sys.executable, "-c", script)
