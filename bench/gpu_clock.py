@@ -7,10 +7,13 @@ the first GPU also pings one on the second through memory of each other: of such
 questions meet the polls of the other side errs by 60 ns at most either way, so the mean over a second is compared. With
 --torch, both GPUs multiply matrices meanwhile in a process of that Python, and what the readings cost them is measured.
 
-difference   p50, p99, mean (ns): timer 1 minus timer 0 through the host, less the same over NVLink
+difference   p50, p99, mean, std (ns): timer 1 minus timer 0 through the host, less the same over NVLink
 coverage     share of comparisons within the sum of the bounds of both lines
 bound_p50    that sum
 slowdown     share of the products per second that the readings cost (with --torch)
+
+Standard error also says how many CPUs pinged, and what the clocks of CPUs and of packages seem to differ by: how much
+further ahead a GPU's timer is, less its drift, when the next burst comes from another CPU.
 """
 
 from __future__ import annotations
@@ -20,18 +23,21 @@ import contextlib
 import ctypes
 import subprocess
 import time
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 from _common import emit, median, note
 from numpy.typing import NDArray
 
 from pytools.errors import CapabilityError
-from pytools.estimators.gpu_clocks import between
+from pytools.estimators.gpu_clocks import Pings, between, cpu_differences
 from pytools.estimators.offsets import Offset
 from pytools.signals import GpuClock
 from pytools.sources.gpu.clocks import GpuClocks
 from pytools.sources.gpu.cuda import Driver, Gpu
+from pytools.sources.gpu.pings import ANY_CPU
 
 MEAN_NS, LEAST = 1_000_000_000, 5  # of direct comparisons: bursts in a mean, at least
 PINGS, EVERY_S, TIMEOUT_NS = 64, 0.1, 200_000_000
@@ -39,6 +45,7 @@ POLL_NS = 128  # round trips this much above the smallest differ only by how the
 LEAST_PINGS = 25  # that a line rests on: those of seven bursts
 NEAR_NS = 1_000_000_000  # a comparison and the middle of the window of a line
 TURNS, TURN_S = 6, 5.0
+PAIRS = 10  # of CPUs that are noted
 MULTIPLY = """
 import sys, time, torch
 parts = [[torch.randn(4096, 4096, device=f"cuda:{n}", dtype=torch.bfloat16) for _ in range(2)] for n in range(2)]
@@ -99,8 +106,13 @@ class Direct:
 
 def measure(direct: Direct, seconds: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Differences between the two ways, and the sums of the bounds."""
-    lines: dict[str, list[GpuClock]] = {direct.first.uuid: [], direct.second.uuid: []}
-    clocks = GpuClocks("bench", lambda signal: lines[signal.uuid].append(signal))
+    lines: dict[str, list[GpuClock]] = defaultdict(list)
+    heard: dict[str, list[tuple[int, Pings]]] = defaultdict(list)
+    clocks = GpuClocks(
+        "bench",
+        lambda signal: lines[signal.uuid].append(signal),
+        heard=lambda uuid, cpu, pings: heard[uuid].append((cpu, pings)),
+    )
     bursts: list[tuple[int, float, int]] = []
     early, end_s, due_s = 0, time.monotonic() + seconds, 0.0
     try:
@@ -123,6 +135,7 @@ def measure(direct: Direct, seconds: float) -> tuple[NDArray[np.float64], NDArra
         [each for each in lines[gpu.uuid] if each.pings > LEAST_PINGS] for gpu in (direct.first, direct.second)
     )
     note(f"lines: {len(first)} and {len(second)}; last bounds {first[-1].bound_ns} and {second[-1].bound_ns} ns")
+    note_cpus([(heard[gpu.uuid], own) for gpu, own in ((direct.first, first), (direct.second, second))])
     differences, bounds = [], []
     times, values = np.array([each[0] for each in bursts]), np.array([each[1] for each in bursts])
     for at_ns in range(int(times[0]) + MEAN_NS // 2, int(times[-1]) - MEAN_NS // 2, MEAN_NS // 4):
@@ -138,6 +151,42 @@ def measure(direct: Direct, seconds: float) -> tuple[NDArray[np.float64], NDArra
         differences.append(through_host - over_nvlink)
         bounds.append(float(one.bound_ns + other.bound_ns))
     return np.array(differences), np.array(bounds)
+
+
+def note_cpus(gpus: Sequence[tuple[list[tuple[int, Pings]], list[GpuClock]]]) -> None:
+    """Say from how many CPUs the bursts of each GPU came, and what the clocks of CPUs seem to differ by."""
+    by_cpu, by_package = defaultdict(list), defaultdict(list)
+    used, astray, early = set(), 0, 0
+    for bursts, lines in gpus:
+        kept = [(cpu, pings) for cpu, pings in bursts if cpu != ANY_CPU and len(pings)]
+        used |= {cpu for cpu, _pings in kept}
+        astray += sum(cpu == ANY_CPU for cpu, _pings in bursts)
+        early += sum(not len(pings) for _cpu, pings in bursts)
+        epochs = np.array([each.epoch_ns for each in lines])
+        drifts = [lines[int(np.abs(epochs - pings[0, 0]).argmin())].drift_ppb for _cpu, pings in kept]
+        changes = cpu_differences([cpu for cpu, _pings in kept], [pings for _cpu, pings in kept], drifts)
+        for (one, other), differences in changes.items():
+            by_cpu[one, other] += differences
+            first, second = package(one), package(other)
+            if first < second:
+                by_package[first, second] += differences
+            elif second < first:
+                by_package[second, first] += [-each for each in differences]
+    packages = {package(cpu) for cpu in used}
+    note(f"bursts from {len(used)} CPUs of {len(packages)} packages; {astray} from no single CPU, {early} ended early")
+    most = sorted(by_cpu, key=lambda pair: -len(by_cpu[pair]))[:PAIRS]
+    for what, found, pairs in (("CPU", by_cpu, most), ("package", by_package, sorted(by_package))):
+        for one, other in pairs:
+            low, middle, high = np.percentile(found[one, other], [25, 50, 75])
+            size = len(found[one, other])
+            note(f"{what} {one} less {other}: median {middle:+.0f}, quartiles {low:+.0f} and {high:+.0f} ns, n {size}")
+
+
+def package(cpu: int) -> int:
+    """The package (socket) that a CPU is in; -1 where that is not known."""
+    with contextlib.suppress(OSError, ValueError):
+        return int(Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/physical_package_id").read_text())
+    return -1
 
 
 def _line(clock: GpuClock) -> Offset:

@@ -144,6 +144,44 @@ def fit_pings(pings: Pings, prior: EdgeFit | None, wander_ppb_per_s: float = WAN
     return replace(fit, bound_ns=fit.bound_ns + math.ceil(waited_ns / 2))
 
 
+def cpu_differences(
+    cpus: Sequence[int], bursts: Sequence[Pings], drifts_ppb: Sequence[float]
+) -> dict[tuple[int, int], list[float]]:
+    """What the clocks of two CPUs differ by, from bursts of one GPU that follow each other on different CPUs.
+
+    Parameters
+    ----------
+    cpus : sequence of int
+        The CPU of each burst.
+    bursts : sequence of ndarray
+        What `fastest` has kept of each, in the order of time.
+    drifts_ppb : sequence of float
+        The drift of the GPU's timer at each.
+
+    Returns
+    -------
+    dict
+        By (lower CPU, higher CPU): the clock of the lower minus that of the higher, nanoseconds, for each change.
+    """
+    found: dict[tuple[int, int], list[float]] = {}
+    middles = [_middle(each) for each in bursts]
+    for place in range(1, len(cpus)):
+        one, other = cpus[place - 1], cpus[place]
+        if one == other:
+            continue
+        (at_ns, ahead_ns), (later_ns, further_ns) = middles[place - 1], middles[place]
+        change_ns = further_ns - ahead_ns - drifts_ppb[place] * ((later_ns - at_ns) * 1e-9)
+        found.setdefault((min(one, other), max(one, other)), []).append(change_ns if one < other else -change_ns)
+    return found
+
+
+def _middle(burst: Pings) -> tuple[int, int]:
+    """Our time in the middle of what `fastest` has kept of a burst, and the timer less that."""
+    (forward,), (back,) = _by_direction(burst)
+    ahead_ns = (forward[:, 1] - forward[:, 0]).sum() + (back[:, 1] - back[:, 2]).sum()
+    return int((forward[:, 0] + back[:, 2]).sum()) // (2 * _FASTEST), int(ahead_ns) // (2 * _FASTEST)
+
+
 def between(pings: Pings, slack_ns: int) -> tuple[int, float, int]:
     """Another timer minus ours, from a burst of pings (ours before, the other, ours after) that have symmetric ways.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import sys
@@ -19,10 +20,20 @@ from numpy.typing import NDArray
 
 from pytools.errors import CapabilityError
 from pytools.estimators.clocks import EdgeFit
-from pytools.estimators.gpu_clocks import MEMORY_NS, Pings, between, fastest, fit_pings, offset, step_of, wander_of
+from pytools.estimators.gpu_clocks import (
+    MEMORY_NS,
+    Pings,
+    between,
+    cpu_differences,
+    fastest,
+    fit_pings,
+    offset,
+    step_of,
+    wander_of,
+)
 from pytools.estimators.offsets import WANDER_PPB_PER_S
 from pytools.signals import GpuClock
-from pytools.sources.gpu import clock_command, clocks, cuda
+from pytools.sources.gpu import clock_command, clocks, cuda, pings
 from pytools.sources.gpu.clocks import GpuClocks
 
 HOUR = 3600 * 10**9
@@ -215,6 +226,21 @@ def test_the_fastest_pings_of_a_burst_stay_in_order() -> None:
     assert len(fastest(burst[:7])) == 0  # an interrupted burst
 
 
+def test_clocks_of_cpus_differ_by_what_a_change_of_cpu_changes() -> None:
+    """The clock of CPU 2 is 33 ns behind that of CPU 1, and that of CPU 3 is 5 ns ahead of it."""
+    random = np.random.default_rng(3)
+    cpus = random.integers(1, 4, 400).tolist()
+    found = [fastest(each) for each in bursts(1, 10**15, -4000, 40)]
+    behind = {1: 0, 2: 33, 3: -5}
+    kept = [each - np.array([behind[cpu], 0, behind[cpu]]) for cpu, each in zip(cpus, found, strict=True)]
+    differences = cpu_differences(cpus, kept, [-4000.0] * 400)
+    assert sorted(differences) == [(1, 2), (1, 3), (2, 3)]
+    for pair, truth in (((1, 2), 33), ((1, 3), -5), ((2, 3), -38)):
+        assert len(differences[pair]) > 60
+        assert np.median(differences[pair]) == pytest.approx(truth, abs=4)
+    assert cpu_differences([1] * 400, found, [0.0] * 400) == {}
+
+
 def test_symmetric_pings_give_the_difference_to_the_nanosecond() -> None:
     at = 1_795_728_870_893_896_165 + np.arange(64) * 2001
     pings = np.column_stack([at, at + 576 - 2_288, at + 1152]).astype(np.int64)
@@ -244,6 +270,46 @@ def test_a_timer_that_is_stepped_is_seen_and_the_new_line_fits() -> None:
 # ---- the child ----
 
 
+@pytest.fixture
+def allowed() -> Iterator[set[int]]:
+    """The CPUs that this thread is allowed, and is again afterwards."""
+    before = os.sched_getaffinity(0)
+    yield before
+    os.sched_setaffinity(0, before)
+
+
+def test_a_round_stays_on_the_cpu_where_it_begins(allowed: set[int]) -> None:
+    with pings.on_one_cpu() as cpu:
+        assert os.sched_getaffinity(0) == {cpu} <= allowed
+    assert os.sched_getaffinity(0) == allowed
+    with pytest.raises(ValueError, match="within"), pings.on_one_cpu():
+        raise ValueError("within")
+    assert os.sched_getaffinity(0) == allowed
+
+
+def test_a_round_takes_no_cpu_that_is_not_allowed(allowed: set[int]) -> None:
+    for only in sorted(allowed):
+        os.sched_setaffinity(0, {only})
+        with pings.on_one_cpu() as cpu:
+            assert cpu == only
+        assert os.sched_getaffinity(0) == {only}
+
+
+@pytest.mark.parametrize("forbidden", ["at once", "meanwhile"])
+def test_a_cpu_that_is_taken_away_ends_no_round(
+    allowed: set[int], monkeypatch: pytest.MonkeyPatch, forbidden: str
+) -> None:
+    def refuse(_pid: int, _cpus: set[int]) -> None:
+        raise OSError(errno.EINVAL, "as when a control group has other CPUs now")
+
+    with monkeypatch.context() as patch:
+        if forbidden == "at once":
+            patch.setattr(os, "sched_setaffinity", refuse)
+        with pings.on_one_cpu() as cpu:
+            assert (cpu == pings.ANY_CPU) == (forbidden == "at once")
+            patch.setattr(os, "sched_setaffinity", refuse)
+
+
 @functools.cache
 def library() -> Path:
     """The directory with the stand-in."""
@@ -258,8 +324,15 @@ class Heard:
 
     def __init__(self, *command: str) -> None:
         self.signals: dict[str, GpuClock] = {}
+        self.cpus: list[tuple[str, int]] = []  # GPU and CPU of each burst
         more = {"command": command} if command else {}
-        self.clocks = GpuClocks("h1", lambda signal: self.signals.__setitem__(signal.uuid, signal), 20, **more)
+        self.clocks = GpuClocks(
+            "h1",
+            lambda signal: self.signals.__setitem__(signal.uuid, signal),
+            20,
+            heard=lambda uuid, cpu, _pings: self.cpus.append((uuid, cpu)),
+            **more,
+        )
 
     def turn(self) -> bool:
         self.clocks.tick(time.monotonic_ns())
@@ -297,6 +370,15 @@ def test_the_child_reads_the_timers_of_all_gpus(fake: int, closing: list[Heard])
         truth = (number + 1) * HOUR + (found.epoch_ns - fake) * 5 // 1_000_000
         assert abs(found.offset_ns - truth) <= found.hard_bound_ns
         assert found.state == "synchronised"
+
+
+def test_one_cpu_pings_all_gpus_of_a_round(fake: int, closing: list[Heard], allowed: set[int]) -> None:
+    heard = Heard()
+    closing.append(heard)
+    support.wait_until(lambda: heard.turn() and len(heard.cpus) >= 20, 60, "ten rounds are heard")
+    rounds = [heard.cpus[place : place + 2] for place in range(0, 20, 2)]
+    for (one, cpu), (other, same) in rounds:
+        assert one != other and cpu == same and cpu in allowed
 
 
 def test_the_child_ends_with_whoever_started_it(fake: int, closing: list[Heard]) -> None:
@@ -354,7 +436,7 @@ def test_a_line_ages_when_no_pings_come(closing: list[Heard]) -> None:
         "for _ in range(30):\n"
         "    at = time.monotonic_ns() + np.arange(4) * 2000\n"
         "    rows = np.column_stack([at, at + 1000, at + 2000]).astype(np.int64)\n"
-        "    out.write(HEADER.pack(0, 4) + rows.tobytes()); out.flush(); time.sleep(0.01)\n"
+        "    out.write(HEADER.pack(0, -1, 4) + rows.tobytes()); out.flush(); time.sleep(0.01)\n"
         "time.sleep(600)\n"
     )
     heard = Heard(sys.executable, "-c", script)

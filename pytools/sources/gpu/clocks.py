@@ -62,6 +62,8 @@ class GpuClocks:
     ----------
     publish : callable
         Gets a `GpuClock` per GPU and second.
+    heard : callable, optional
+        Gets each burst: UUID of the GPU, CPU that pinged or `pings.ANY_CPU`, and the pings; none if it ended early.
     """
 
     def __init__(
@@ -70,8 +72,9 @@ class GpuClocks:
         publish: Callable[[GpuClock], None],
         burst_ms: int = BURST_MS,
         command: tuple[str, ...] = _COMMAND,
+        heard: Callable[[str, int, Pings], object] | None = None,
     ) -> None:
-        self._host, self._publish = host, publish
+        self._host, self._publish, self._heard = host, publish, heard
         self._command = (*command, str(burst_ms))
         self.problem = ""  # why nothing is known
         self._child: subprocess.Popen[bytes] | None = None
@@ -171,13 +174,16 @@ class GpuClocks:
             self._left, self.problem = rest, ""
         place = 0
         while len(self._left) - place >= HEADER.size:
-            number, count = HEADER.unpack_from(self._left, place)
+            number, cpu, count = HEADER.unpack_from(self._left, place)
             end = place + HEADER.size + count * ROW_BYTES
             if end > len(self._left):
                 break
+            timer = self._timers[number]
+            rows = np.frombuffer(self._left[place + HEADER.size : end], np.int64).reshape(-1, 3)
             if count:
-                rows = np.frombuffer(self._left, np.int64, count * 3, place + HEADER.size).reshape(-1, 3)
-                self._timers[number].bursts.append(rows)
+                timer.bursts.append(rows)
+            if self._heard is not None:
+                self._heard(timer.uuid, cpu, rows)
             place = end
         self._left = self._left[place:]
 

@@ -3,16 +3,22 @@
 A burst launches a kernel that answers pings through host memory and ends after the last one, or by itself when nobody
 asks. Standard output: first one line of JSON, the list of UUIDs; then for each burst a header and int64 rows of
 (host before, GPU, host after). The child ends when its standard input does.
+
+Clocks of CPUs may differ by tens of nanoseconds between sockets, which neither round trips nor fits show. So one CPU
+pings all GPUs of a round, and what its clock is off by is in all of their lines alike.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
+import os
 import select
 import struct
 import sys
 import time
+from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
@@ -24,11 +30,35 @@ from pytools.sources.gpu.cuda import CudaError, Driver, Gpu
 
 PINGS: Final = 64  # of a burst
 ROW_BYTES: Final = 24
-HEADER: Final = struct.Struct("=II")  # GPU (place in the list), rows
+HEADER: Final = struct.Struct("=IiI")  # GPU (place in the list), CPU or ANY_CPU, rows
+ANY_CPU: Final = -1  # the burst was not kept on one
 _TIMEOUT_NS: Final = 20_000_000  # of a kernel that nobody asks
 _START_NS: Final = 500_000_000  # a kernel may have to wait for one of another process
 _POLL_S: Final = 0.00002
 _TURNS: Final = 1000
+_LIBC: Final = ctypes.CDLL(None)
+
+
+@contextlib.contextmanager
+def on_one_cpu() -> Iterator[int]:
+    """Keep this thread on the CPU it runs on; the CPUs that it is allowed are restored at the end.
+
+    Yields
+    ------
+    int
+        ANY_CPU if it cannot be kept there: the CPUs of a control group may change at any time.
+    """
+    allowed = os.sched_getaffinity(0)
+    cpu = int(_LIBC.sched_getcpu())
+    try:
+        os.sched_setaffinity(0, {cpu})
+    except (OSError, ValueError):  # not allowed any more; unknown to the kernel
+        cpu = ANY_CPU
+    try:
+        yield cpu
+    finally:
+        with contextlib.suppress(OSError):  # none of these is left: the kernel has moved the thread to others
+            os.sched_setaffinity(0, allowed)
 
 
 class Pinger:
@@ -79,13 +109,17 @@ def main() -> int:
         driver = Driver()
         gpus = [Gpu(driver, number) for number in range(driver.count())]
         pingers = [Pinger(gpu) for gpu in gpus]
+        for pinger in pingers:
+            pinger.burst()  # threads that the driver makes at its first launch shall not be kept on one CPU
         output = sys.stdout.buffer
         output.write(json.dumps([gpu.uuid for gpu in gpus]).encode() + b"\n")
         due_s = time.monotonic()
         while True:
-            for number, pinger in enumerate(pingers):
-                rows = fastest(pinger.burst())
-                output.write(HEADER.pack(number, len(rows)) + rows.tobytes())
+            with on_one_cpu() as cpu:
+                bursts = [pinger.burst() for pinger in pingers]
+            for number, burst in enumerate(bursts):
+                rows = fastest(burst)
+                output.write(HEADER.pack(number, cpu, len(rows)) + rows.tobytes())
             output.flush()
             now_s = time.monotonic()
             due_s = max(due_s + interval_s, now_s)
