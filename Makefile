@@ -2,7 +2,7 @@
 PYTHON := .venv/bin/python
 PYTEST := $(PYTHON) -m pytest
 BENCHES = $(if $(NAME),bench/$(NAME).py,$(sort $(filter-out bench/_%,$(wildcard bench/*.py))))
-C_SOURCES = $(wildcard bpf/*.[ch] bpf/*/*.h pytools/sources/*/*.c pytools/sources/*/*/*.[ch] examples/nccl-net/*.[ch])
+C_SOURCES = $(wildcard bpf/*.[ch] bpf/*/*.h pytools/sources/*/*.c pytools/sources/*/*/*.[ch] examples/nccl-net/*.[ch] bench/nccl_empty.c)
 PROOFS = $(if $(NAME),tests/prove/$(NAME).py,$(sort $(filter-out tests/prove/_%,$(wildcard tests/prove/*.py))))
 
 # In continuous integration a missing capability is a failure, not a skip.
@@ -81,7 +81,7 @@ format: setup-check ## Bring Python and C into the house format
 	clang-format -i $(C_SOURCES)
 
 clean: ## Remove what was built, not the environment
-	rm -rf build dist pytools/sources/rdma/tap/swerve-tap.so pytools/sources/probing/swerve-pacer pytools/sources/jobs/nccl/*.so *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build dist pytools/sources/rdma/tap/swerve-tap.so pytools/sources/probing/swerve-pacer pytools/sources/jobs/nccl/*.so bench/*.so *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find pytools steering tests bench scripts -name __pycache__ -type d -prune -exec rm -rf {} +
 
 uninstall: clean ## Remove the environment too (packages and mounts stay: others may use them)

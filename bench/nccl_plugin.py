@@ -2,12 +2,14 @@
 
     python bench/nccl_plugin.py --torch PYTHON
 
-Two jobs of two ranks over NVLink (or what there is) take turns: one without the plugin, one with it, which alternates
-between off and kernel events in its processes. NCCL loads a plugin for the life of a process, so "absent" needs others;
+Three jobs of two ranks over NVLink (or what there is) take turns: one without the plugin, one with it, which alternates
+between off and kernel events in its processes, and one with a plugin that asks for the same events and does nothing
+(nccl_empty.c): what it adds is NCCL's own work. NCCL loads a plugin for the life of a process, so each needs others;
 jobs are started again --jobs times, and the medians of all turns are compared.
 
-all_reduce  absent, off, kernel: median time of a 1 KB all-reduce
-plugin      off, kernel: what is added to that of absent
+all_reduce  absent, off, kernel, empty_plugin: median time of a 1 KB all-reduce
+plugin      off, kernel: what is added to that of absent; of kernel beside the peer empty_plugin
+            kernel_own: what kernel events add to that of empty_plugin
 verdict     straggler: share of trials in which the rank that sleeps for 2 ms before each step is named, within 25 %;
             nobody: share of trials without one in which nobody is named
 
@@ -30,6 +32,7 @@ from _common import alternating, emit, gpus, median, note, wait_until
 
 from pytools.estimators import collectives
 from pytools.estimators.stragglers import Straggler, straggler
+from pytools.kernel.native import NCCL, Native
 from pytools.sources.jobs.nccl.ring import EVENTS
 from pytools.sources.jobs.nccl.watching import Watcher, environment
 
@@ -37,7 +40,16 @@ RANKS = 2
 SMALL_BYTES, STEP_BYTES = 1024, 1 << 20
 REDUCES, STEPS, LATE_US = 1500, 60, 2_000
 READY_S = 120.0
+CASES = ("absent", "off", "kernel", "empty_plugin")
 JOB = Path(__file__).with_name("_nccl_plugin_job.py")
+HEADERS = NCCL.source.parent
+EMPTY = Native(
+    what="the plugin that does nothing",
+    source=Path(__file__).with_name("nccl_empty.c"),
+    target=Path(__file__).with_name("nccl_empty.so"),
+    parts=(HEADERS / "interface.h",),
+    flags=("-Wno-unused-parameter", "-shared", "-fPIC", "-fvisibility=hidden", f"-I{HEADERS}"),
+)
 
 
 class Job:
@@ -83,6 +95,15 @@ class Job:
     def reduce_ns(self) -> float:
         """The median time of a small all-reduce, of rank 0."""
         return float(self.do(*[f"time {REDUCES} {SMALL_BYTES}"] * RANKS)[0])
+
+
+def empty_job(stack: contextlib.ExitStack, python: str) -> Job:
+    """A job with the plugin that does nothing; NCCL goes on without one that it cannot load."""
+    job = Job(stack, python, {"NCCL_PROFILER_PLUGIN": str(EMPTY.ready())})
+    for process in job.ranks:
+        if EMPTY.target.name not in Path(f"/proc/{process.pid}/maps").read_text():
+            raise SystemExit(f"{EMPTY.target} was not loaded by all ranks")
+    return job
 
 
 class Observed(Job):
@@ -134,10 +155,11 @@ class Observed(Job):
 
 
 @contextlib.contextmanager
-def jobs(python: str) -> Iterator[tuple[Job, Observed]]:
-    """One without the plugin, one with it."""
+def jobs(python: str) -> Iterator[tuple[Job, Observed, Job]]:
+    """One without the plugin, one with it, one with that which does nothing."""
     with contextlib.ExitStack() as stack:
-        yield Job(stack, python, {"NCCL_PROFILER_PLUGIN": "none"}), Observed(stack, python)
+        absent = Job(stack, python, {"NCCL_PROFILER_PLUGIN": "none"})
+        yield absent, Observed(stack, python), empty_job(stack, python)
 
 
 def main() -> None:
@@ -150,14 +172,15 @@ def main() -> None:
     if gpus(options.torch) < RANKS:
         note(f"left out: {options.torch} has no PyTorch with {RANKS} GPUs (--torch)")
         return
-    took: list[list[float]] = [[], [], []]
+    took: list[list[float]] = [[] for _ in CASES]
     named: list[bool] = []
     nobody: list[bool] = []
     for start in range(options.jobs):
-        with jobs(options.torch) as (absent, observed):
-            turns = alternating(options.rounds, absent.reduce_ns, observed.off_ns, observed.kernel_ns)
+        with jobs(options.torch) as (absent, observed, empty):
+            sides = (absent.reduce_ns, observed.off_ns, observed.kernel_ns, empty.reduce_ns)
+            turns = alternating(options.rounds, *sides)
             took = [former + own for former, own in zip(took, turns, strict=True)]
-            note(f"1 KB all-reduce, absent, off, kernel: {', '.join(f'{median(own) / 1e3:.2f}' for own in turns)} µs")
+            note(f"1 KB all-reduce, {', '.join(CASES)}: {', '.join(f'{median(own) / 1e3:.2f}' for own in turns)} µs")
             for trial in range(options.trials if start == 0 else 0):
                 observed.set(EVENTS["kernel"])
                 rank = trial % RANKS
@@ -166,10 +189,14 @@ def main() -> None:
                 named.append(close and found.rank == rank)
                 nobody.append(nothing is None)
                 note(f"rank {rank} late: {found}; nobody: {nothing}")
-    for case, own in zip(("absent", "off", "kernel"), took, strict=True):
+    for case, own in zip(CASES, took, strict=True):
         emit("jobs", "all_reduce", median(own), "ns", "lower", case=case, n=len(own))
-    for case, own in (("off", took[1]), ("kernel", took[2])):
-        emit("jobs", "plugin", median(own) - median(took[0]), "ns", "lower", case=case, n=len(own))
+    absent_ns, off_ns, kernel_ns, empty_ns = map(median, took)
+    n = len(took[0])
+    emit("jobs", "plugin", off_ns - absent_ns, "ns", "lower", case="off", n=n)
+    beside = {"peer": "empty_plugin", "peer_value": empty_ns - absent_ns}
+    emit("jobs", "plugin", kernel_ns - absent_ns, "ns", "lower", case="kernel", n=n, **beside)
+    emit("jobs", "plugin", kernel_ns - empty_ns, "ns", "lower", case="kernel_own", n=n)
     for case, right in (("straggler", named), ("nobody", nobody)):
         emit("jobs", "verdict", sum(right) / len(right), "share", "higher", case=case, n=len(right))
 

@@ -27,14 +27,25 @@ def built(sanitizer: str) -> tuple[Path, Path]:
     return app, plugin
 
 
+@functools.cache
+def built_empty() -> Path:
+    """The plugin of bench/nccl_plugin.py that does nothing."""
+    plugin = native_build.directory() / "empty.so"
+    flags = ("-Wextra", "-Werror", f"-I{SOURCES}", "-shared", "-fPIC", "-fvisibility=hidden")
+    native_build.cc(*flags, "-Wno-unused-parameter", ROOT / "bench/nccl_empty.c", "-o", plugin)
+    return plugin
+
+
 class Job(native_build.App):
     """One process that calls the plugin."""
 
-    def __init__(self, directory: Path | None, version: int, sanitizer: str = ADDRESS) -> None:
-        app, plugin = built(sanitizer)
+    def __init__(
+        self, directory: Path | None, version: int, sanitizer: str = ADDRESS, plugin: Path | None = None
+    ) -> None:
+        app, ours = built(sanitizer)
         place = {} if directory is None else {rings.DIRECTORY_VARIABLE: str(directory)}
         self.process = subprocess.Popen(
-            [str(app), str(plugin), str(version)],
+            [str(app), str(plugin or ours), str(version)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 import support
-from nccl_kit import ADDRESS, THREAD, Job, built
+from nccl_kit import ADDRESS, THREAD, Job, built, built_empty
 from numpy.typing import NDArray
 
 from pytools.errors import RefusedError, SwerveError
@@ -109,6 +109,20 @@ def test_every_event_is_read_once(start: Start, tmp_path: Path, version: int, sa
     assert set(durations) == {5002.0} if version >= 4 else (durations > 0).all()
     job.do("finalize")
     job.end()
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_empty_plugin_of_the_benchmark_gets_the_same_calls(start: Start, tmp_path: Path, version: int) -> None:
+    empty = start(version, ADDRESS, built_empty())
+    assert empty.do("init 77 4 1") == ["1", str(EVENTS["kernel"]), "0"]
+    job = start(version)
+    job.do("init 77 4 1")
+    with reading(tmp_path, job, EVENTS["kernel"]):
+        expected = job.do("run 2 5 3 2")
+    assert empty.do("run 2 5 3 2") == expected and expected[2] == "10"
+    for each in (empty, job):
+        each.do("finalize")
+        each.end()
 
 
 def test_the_call_that_captures_a_graph_is_not_when_it_runs(start: Start, tmp_path: Path) -> None:
