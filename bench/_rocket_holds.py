@@ -79,11 +79,11 @@ class Done:
 
 
 class Prober:
-    """The process; as a context manager it ends with it."""
+    """The process; as a context manager it ends with it. The clocks of its senders are off by up to `error_ns`."""
 
-    def __init__(self, lab: Lab) -> None:
+    def __init__(self, lab: Lab, error_ns: int = 0) -> None:
         self._pipe, far = multiprocessing.Pipe()
-        arguments = lab, far, self._pipe
+        arguments = lab, far, self._pipe, error_ns
         self._process = multiprocessing.get_context("fork").Process(target=_serve, args=arguments, daemon=True)
         self._process.start()
         far.close()
@@ -123,7 +123,8 @@ class Prober:
 class _Sender:
     """A sender's kernel side."""
 
-    def __init__(self, host: Host, asker: Host, stack: contextlib.ExitStack) -> None:
+    def __init__(self, host: Host, asker: Host, stack: contextlib.ExitStack, error_ns: int, bound_ns: int) -> None:
+        self._error_ns, self._slack_ns = error_ns, _SLACK_NS + bound_ns
         self._prefix = f"{asker.service}/32"
         (rail,) = host.interfaces
         self.end = stack.enter_context(contextlib.closing(probe_kit.Host(host.netns, rail.name, slots=_SLOTS)))
@@ -154,7 +155,8 @@ class _Sender:
 
     def queueing_from(self, rows: np.ndarray, now_ns: int, at_ns: int) -> Bases:
         """What the kernel is told of the path: the agent's part, its clocks being one."""
-        one = (np.full(len(rows), each, np.int64) for each in (self._there_ns, self._round_trip_ns, 0, _SLACK_NS))
+        there_ns = self._there_ns + self._error_ns
+        one = (np.full(len(rows), each, np.int64) for each in (there_ns, self._round_trip_ns, 0, self._slack_ns))
         return Bases(np.ones(len(rows), bool), *one)
 
     def arm(self, limits: HoldLimits | None) -> None:
@@ -189,7 +191,7 @@ class _Sender:
         done.counters.update({name: count for name, count in self.end.counted().items() if name.endswith("doubted")})
 
 
-def _serve(lab: Lab, pipe: Connection, other_end: Connection) -> None:
+def _serve(lab: Lab, pipe: Connection, other_end: Connection, bound_ns: int) -> None:
     other_end.close()  # else the pipe never ends
     probe_kit.PROGRAMS = [_PROBES]
     resource.setrlimit(resource.RLIMIT_NOFILE, (_FILES, _FILES))
@@ -199,7 +201,8 @@ def _serve(lab: Lab, pipe: Connection, other_end: Connection) -> None:
             asker, *others = lab.hosts
             far = stack.enter_context(contextlib.closing(probe_kit.Host(asker.netns, asker.interfaces[0].name)))
             far.program.set_peers({each.service: probe_kit.ESTIMATE for each in others})
-            senders = [_Sender(host, asker, stack) for host in others]
+            errors = (0, bound_ns, -bound_ns)
+            senders = [_Sender(host, asker, stack, errors[number % 3], bound_ns) for number, host in enumerate(others)]
             for _ in range(_FIRST):
                 for each in senders:
                     each.end.send(4)

@@ -108,6 +108,7 @@ def main() -> None:
         compiled(shared)
         words = [sys.executable, __file__, "--inside", "--rounds", str(options.rounds), "--cases", *options.cases]
         words += ["--rings", *options.rings, "--shares", *options.shares]
+        words += ["--clock-error", str(options.clock_error)]
         words += ["--alone"] if options.alone else []
         words += ["--deserted"] if options.deserted else []
         _counted_guest.run(words, shared, _GUEST_LIMIT_S)
@@ -121,7 +122,7 @@ def inner(options: argparse.Namespace) -> None:
             # The port loses single packets, as a switch does: no buffer holds more than one.
             _do(host, "ip link set dev rail1 gso_max_segs 1")
             _do(host, "tc qdisc replace dev rail1 root fq")
-        with Prober(lab) as prober:
+        with Prober(lab, round(options.clock_error * MS)) as prober:
             _counted_guest.settled()
             for case in options.cases:
                 load = LOADS[case]
@@ -339,6 +340,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--shares", nargs="*", choices=sorted(SHARES), default=[], help="also two groups that share")
     parser.add_argument("--alone", action="store_true", help="also one sender alone")
     parser.add_argument("--deserted", action="store_true", help="also stop, then kill, what renews the leases")
+    off = "a third of the senders find queues so many ms too long, a third too short; all know the bound"
+    parser.add_argument("--clock-error", type=float, default=0.0, help=off)
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()
 
