@@ -293,28 +293,34 @@ def test_a_message_is_left_out_until_enough_was_sent_along_its_path_or_long_ago(
         schedule.set_ticks(TICKS)
         group = schedule.group(messages(schedule, 2))
 
-    def sent() -> list[int]:
-        """Which messages left at a tick."""
-        plan(schedule, [time.monotonic_ns()], group)
+    now_ns = time.monotonic_ns()
+
+    def sent(ago_ms: int = 0) -> list[int]:
+        """Which messages left at a tick that was due then."""
+        plan(schedule, [now_ns - ago_ms * MS], group)
         wait_sent(schedule)
         ends[0].send(b"\xff")
         return [each[0] for each in iter(lambda: ends[1].recv(100), b"\xff")]
 
     schedule.space(8000, 1)
-    assert sent() == [0, 1], "both long ago"
+    assert sent(9000) == [0, 1], "both long ago"
     schedule.space(8000, LATE_NS)
     passed[0] = 8000
-    assert sent() == [0]
+    assert sent(8000) == [0]
     passed[:2] = 15_999, 7_999
-    assert sent() == []
+    assert sent(7000) == []
     passed[:2] = 16_000, 8_001
-    assert sent() == [0, 1]
+    assert sent(6000) == [0, 1]
     passed[1] = 0
-    assert sent() == [1], "the path's row is another's"
+    assert sent(5000) == [1], "the path's row is another's"
     assert schedule.spaced_bytes == 6 * 8
-    assert sent() == []
+    assert sent(4001) == []
+    passed[0] = 10**6
+    assert sent(4000) == [0], "nothing had passed, for less than a second"
+    assert sent(2999) == []
     passed[0] = 10**9
-    assert sent() == [], "nothing had passed, so it rests"
+    assert sent() == [], "nothing had passed for a second, so it rests"
+    assert schedule.spaced_bytes == 7 * 8
 
 
 def test_where_ticks_are_close_together_it_looks_at_each(watched: Watched) -> None:

@@ -102,6 +102,7 @@ enum {
 
 #define MOST_RT_US 200000
 #define NS_PER_S 1000000000LL
+#define AWAKE_NS NS_PER_S
 #define LOOK_LATE_NS 2000000 /* then we had no processor, and answers may wait for one as well */
 
 static int control, packets;
@@ -181,8 +182,11 @@ static struct {
 	u64 seen;
 } known[SWERVE_PROBE_PATHS];
 
-/* While nothing passes along any path, ticks are left out until then: we need not wake up for them. */
-static int64_t rest_until_ns;
+/*
+ * Once nothing has passed along any path for AWAKE_NS, ticks are left out until `rest_until_ns`: we need not wake up for
+ * them.
+ */
+static int64_t moved_ns, rest_until_ns;
 
 /*
  * Send those along whose path enough has passed since the last, or whose last is long ago. The low half of the
@@ -228,7 +232,9 @@ static void send_groups(const int64_t *group, int64_t groups, int64_t began_ns, 
 		else
 			send_messages(messages, group[COUNT]);
 	}
-	rest_until_ns = moved || !load(APART_BYTES) ? 0 : due_ns + load(APART_NS);
+	if (moved || !load(APART_BYTES))
+		moved_ns = due_ns;
+	rest_until_ns = due_ns > moved_ns + AWAKE_NS ? due_ns + load(APART_NS) : 0;
 }
 
 static void send_tick(int64_t tick, int64_t *entry)
