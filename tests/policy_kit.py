@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import pytest
 import samples
+from support import mentions
 
 from pytools.signals import (
     Link,
@@ -18,8 +21,9 @@ from pytools.signals import (
     Retransmissions,
     TcpPath,
 )
+from pytools.yaml_reader import Problem
 from steering.policy.conditions import Condition
-from steering.policy.file import parse
+from steering.policy.file import InvalidPolicyError, parse
 
 MS = 1_000_000
 SECOND = 1_000 * MS
@@ -32,6 +36,20 @@ def rule(when: str, then: str = "{drain: {}}", more: str = "") -> str:
     """A whole policy with one rule."""
     head = HEAD.replace("10.9.0.0/16", '10.9.0.0/16, "fd00:9::/64"') if "relabel" in then else HEAD
     return f"{head}  - name: r\n    when: {when}\n    then: {then}\n{more}"
+
+
+def faults(text: str) -> tuple[Problem, ...]:
+    """What is wrong with a policy, by lines."""
+    with pytest.raises(InvalidPolicyError) as caught:
+        parse(text)
+    return caught.value.problems
+
+
+def only_fault(text: str, line: int, where: str, facts: Sequence[str], hint: str = "") -> None:
+    """Assert that this alone is wrong with a policy: on that line, under that key; what it names; its proposal."""
+    (found,) = faults(text)
+    assert (found.line, found.where, found.hint) == (line, where, hint)
+    assert mentions(found.what, *facts), found.what
 
 
 def condition(when: str) -> Condition:

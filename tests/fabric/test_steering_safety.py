@@ -280,7 +280,7 @@ def test_a_guardian_from_outside_undoes_what_both_have_left(host, agent, policy)
         support.wait_until(lambda: host.weights() == EVEN and host.ours() == 0, 20, "the act is taken back")
         support.wait_until(lambda: "undone" in [e.kind for e in controller.journal()], 10, "the journal says so")
     outside.terminate()
-    assert "and its guardian are gone: its rules are deleted" in outside.communicate(timeout=20)[1]
+    assert support.mentions(outside.communicate(timeout=20)[1], "guardian", "gone", "rules are deleted")
     assert outside.returncode == 0
 
 

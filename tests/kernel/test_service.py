@@ -412,12 +412,12 @@ def test_the_user_of_the_metrics_reads_and_can_do_nothing_else(veth_pair: tuple[
         line = kit.command([sys.executable, "-c", script], [], unit=kit.METRICS, uid=kit.READER)
         done = support.run(line, env={**one.env, "PYTHONPATH": str(support.ROOT)})
         assert done.stdout.count("ermission denied") == 3, done.stdout
-        assert "nothing is published here: this socket is for reading only" in done.stdout
+        assert support.mentions(done.stdout, "published", "reading only")
         refused = [each["drops"]["bus_readers_published"] for each in signals(one, "self", 1)]
         assert refused == [1]
         stranger = kit.command([*support.SWERVE, "metrics", "--once"], [], unit=kit.METRICS, uid=kit.READER + 1)
         done = support.run(stranger, env=dict(one.env), check=False)
-        assert done.returncode == 1 and "members of the group swerve-metrics may connect" in done.stderr
+        assert done.returncode == 1 and support.mentions(done.stderr, "group swerve-metrics")
 
 
 def test_it_waits_for_nobody_who_does_not_listen(veth_pair: tuple[str, str], room: Path) -> None:

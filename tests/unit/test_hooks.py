@@ -13,7 +13,7 @@ import pytest
 import support
 import yaml
 from click.testing import CliRunner
-from policy_kit import HEAD
+from policy_kit import HEAD, faults, only_fault
 from steering_kit import MS, SECOND, TARGET, group, measured, path
 
 from pytools import directories
@@ -28,7 +28,7 @@ from steering.cli import root
 from steering.deciding.engine import Engine
 from steering.deciding.notices import Figure, Notices, own_fault
 from steering.policy.explanation import explain, notes
-from steering.policy.file import InvalidPolicyError, parse
+from steering.policy.file import parse
 from steering.policy.schema import json_schema
 
 T0, STEP = 10**12, 20 * MS
@@ -53,11 +53,7 @@ DRAINING = POLICY.replace("{notify: [noc, slurm]}", "{drain: {}, notify: [noc]}"
 
 # ---- the policy ----
 
-
-def faults(text):
-    with pytest.raises(InvalidPolicyError) as caught:
-        parse(text, "p")
-    return str(caught.value)
+KINDS = ("webhook", "slurm", "kubernetes", "exec")
 
 
 def with_hook(text, when=SLOW):
@@ -96,41 +92,42 @@ def test_each_kind_is_explained(text, said):
 
 
 @pytest.mark.parametrize(
-    ("text", "fault"),
+    ("text", "key", "facts"),
     [
-        ("{}", "hooks.noc: expected exactly one of webhook, slurm, kubernetes, exec, got none"),
-        (
-            "{slurm: {}, exec: {program: /x}}",
-            "expected exactly one of webhook, slurm, kubernetes, exec, got slurm and exec",
-        ),
-        ("{slurm: {}, leese: 3s}", 'unknown key "leese"'),
-        ("{slurm: {scontrol: scontrol}}", "hooks.noc.slurm.scontrol: expected a text such as /"),
-        ("{slurm: {node: '-n'}}", "hooks.noc.slurm.node"),
-        ("{kubernetes: {}}", "expected exactly one of taint, condition, got none"),
-        ("{kubernetes: {taint: {key: a, effect: Sometimes}}}", "expected NoSchedule or PreferNoSchedule or NoExecute"),
-        ("{kubernetes: {condition: X, server: 'http://a'}}", "expected an URL such as https://"),
-        ("{webhook: {url: 'ftp://a/'}}", "expected an URL such as https://"),
-        ("{webhook: {url: 'https://user@a/'}}", "without a user"),
-        ("{webhook: {url: 'https://a:port/'}}", "expected an URL"),
-        ('{webhook: {url: "https://a/ b"}}', "expected an URL"),
-        ("{webhook: {url: 'http://noc/', secret_file: /x}}", "expected a secret only where url is https"),
-        ("{exec: {program: page}}", "hooks.noc.exec.program: expected a text such as /"),
-        ("{slurm: {}, lease: 1s}", "between 10s and 24h"),
-        ("{slurm: {}, timeout: 2m}", "between 1s and 1m"),
+        ("{}", "", ["exactly one", *KINDS, "none"]),
+        ("{slurm: {}, exec: {program: /x}}", ".exec", ["exactly one", *KINDS, "slurm and exec"]),
+        ("{slurm: {}, leese: 3s}", ".leese", ["unknown", '"leese"']),
+        ("{slurm: {scontrol: scontrol}}", ".slurm.scontrol", ["text", "/usr/local/sbin/page", '"scontrol"']),
+        ("{slurm: {node: '-n'}}", ".slurm.node", ['"-n"']),
+        ("{kubernetes: {}}", ".kubernetes", ["exactly one", "taint", "condition", "none"]),
+        ("{kubernetes: {taint: {key: a, effect: Sometimes}}}", ".kubernetes.taint.effect",
+         ["NoSchedule", "PreferNoSchedule", "NoExecute", '"Sometimes"']),
+        ("{kubernetes: {condition: X, server: 'http://a'}}", ".kubernetes.server", ["URL", "https", '"http://a"']),
+        ("{webhook: {url: 'ftp://a/'}}", ".webhook.url", ["URL", "https", '"ftp://a/"']),
+        ("{webhook: {url: 'https://user@a/'}}", ".webhook.url", ["without a user", '"https://user@a/"']),
+        ("{webhook: {url: 'https://a:port/'}}", ".webhook.url", ["URL", '"https://a:port/"']),
+        ('{webhook: {url: "https://a/ b"}}', ".webhook.url", ["URL", '"https://a/ b"']),
+        ("{webhook: {url: 'http://noc/', secret_file: /x}}", ".webhook.secret_file", ["only", "https"]),
+        ("{exec: {program: page}}", ".exec.program", ["text", "/usr/local/sbin/page", '"page"']),
+        ("{slurm: {}, lease: 1s}", ".lease", ["between 10s and 24h", '"1s"']),
+        ("{slurm: {}, timeout: 2m}", ".timeout", ["between 1s and 1m", '"2m"']),
     ],
-)
-def test_faults_are_named(text, fault):
-    assert fault in faults(with_hook(text))
+)  # fmt: skip
+def test_faults_are_named(text, key, facts):
+    found = faults(with_hook(text))
+    assert [each.line for each in found] == [4]
+    assert found[0].where == f"hooks.noc{key}" and support.mentions(found[0].what, *facts), found
 
 
 def test_hooks_that_are_none_and_acts_that_are_two():
-    assert 'rules[0].then.notify[1]: "slum" is not a hook; expected noc or slurm; did you mean "slurm"?' in faults(
-        POLICY.replace("[noc, slurm]", "[noc, slum]")
-    )
-    two = faults(POLICY.replace("{notify:", "{drain: {}, alert: {}, notify:"))
-    assert "expected exactly one of shift, drain, pin, spread, relabel, hold, alert, got drain and alert" in two
-    assert "at least one entry" in faults(POLICY.replace("[noc, slurm]", "[]"))
-    assert "expected only with pin, spread or relabel" in faults(POLICY + "    scope: {processes: [x]}\n")
+    slum = POLICY.replace("[noc, slurm]", "[noc, slum]")
+    only_fault(slum, 9, "rules[0].then.notify[1]", ['"slum"', "hook", "noc", "slurm"], "slurm")
+    two = POLICY.replace("{notify:", "{drain: {}, alert: {}, notify:")
+    acts = ("shift", "drain", "pin", "spread", "relabel", "hold", "alert")
+    only_fault(two, 9, "rules[0].then.alert", ["exactly one", *acts, "drain and alert"])
+    only_fault(POLICY.replace("[noc, slurm]", "[]"), 9, "rules[0].then.notify", ["at least one entry"])
+    processes = POLICY + "    scope: {processes: [x]}\n"
+    only_fault(processes, 11, "rules[0].scope.processes", ["only with pin, spread or relabel"])
 
 
 def test_editors_see_hooks_of_no_kind_or_of_two():

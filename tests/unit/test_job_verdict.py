@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support import mentions
 
 from pytools.estimators import job_rhythm
 from pytools.estimators.collectives import OPERATION
@@ -178,7 +179,7 @@ def test_a_slow_gpu_is_named_by_its_clock_and_what_holds_it() -> None:
     found = judge(gpus=gpus(clock_mhz=990, throttled={"hw_thermal": 1.0}), late=LATE)
     assert kinds(found) == ["gpu", "straggler"] and found.causes[0].rank == 2
     assert found.causes[0].share == pytest.approx(0.5)
-    assert "clock 990 MHz, the others' 1980 MHz, held by hw_thermal" in found.reason
+    assert mentions(found.reason, "990 MHz", "others", "1980 MHz", "hw_thermal")
     assert judge(gpus=gpus(clock_mhz=345, utilization=0.0)).verdict == "healthy"  # idle
 
 
@@ -187,7 +188,7 @@ def test_the_only_gpu_is_compared_with_its_maximum_only_where_something_holds_it
     assert judge(gpus=(alone,)).verdict == "healthy"  # a power cap is usual
     assert judge(gpus=(replace(alone, throttled={"sw_power_cap": 1.0}),)).verdict == "healthy"
     found = judge(gpus=(replace(alone, throttled={"application_clocks": 1.0}),))
-    assert found.verdict == "gpu" and "its maximum of 1980 MHz, held by application_clocks" in found.reason
+    assert found.verdict == "gpu" and mentions(found.reason, "maximum", "1980 MHz", "application_clocks")
 
 
 def test_faults_of_a_gpu_count_where_its_rank_is_late() -> None:

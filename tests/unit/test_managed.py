@@ -94,15 +94,15 @@ def test_a_reason_that_is_not_known_here_leads_to_the_page():
 def test_what_the_policy_names_and_is_not_there():
     more = 'destinations: [10.9.0.0/16, 10.8.0.0/16, "fd00:9::/64"], vrfs: [nowhere]'
     [lines], _ = said(POLICY.replace("destinations: [10.9.0.0/16]", more), found([target()]))
-    assert any("10.8.0.0/16, fd00:9::/64: no route over a gateway" in line for line in lines)
-    assert any("nowhere: there is no such interface; make it" in line for line in lines)
+    assert any(mentions(line, "10.8.0.0/16", "fd00:9::/64", "no route", "gateway") for line in lines)
+    assert any(mentions(line, "nowhere", "no such interface") for line in lines)
 
 
 def test_a_rule_that_relabels_without_a_target_of_ipv6():
     more = '[10.9.0.0/16, "fd00:9::/64"]'
     relabel = POLICY.replace("[10.9.0.0/16]", more).replace("{shift: {share: 0}}", "{relabel: {}}")
     [lines], _ = said(relabel, found([target()]))
-    assert any("not managed: rule leave-congested-rail: it relabels, and no managed target" in line for line in lines)
+    assert any(mentions(line, "not managed", "leave-congested-rail", "relabels") for line in lines)
 
 
 def test_ten_thousand_prefixes_get_a_short_answer():

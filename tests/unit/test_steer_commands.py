@@ -342,7 +342,7 @@ def test_what_was_left_out_is_told():
     lines = list(status.lines_of(facts | {"signals_refused": 3}))
     assert any(line.startswith("3 signals were refused") for line in lines)
     missed = {"signals_missed": 7, "signals_missed_urgent": 2}
-    assert "7 signals were missed, 2 of them urgent: it reads too slowly" in status.lines_of(facts | missed)
+    assert any(support.mentions(line, "7 signals", "missed", "2", "urgent") for line in status.lines_of(facts | missed))
     assert "nothing of ours is in force" in lines
 
 

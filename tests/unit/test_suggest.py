@@ -175,9 +175,7 @@ def policy_file(folder, text):
 
 def test_explain_shows_what_the_controller_has_learnt(instance, tmp_path):
     file = policy_file(tmp_path, RELATIVE)
-    assert (
-        "What is usual on each path, nothing learned yet on instance x." in invoked("explain", file, "-n", "x").output
-    )
+    assert mentions(invoked("explain", file, "-n", "x").output, "nothing learned", "instance x")
     early = Entry(Key(path(2), "queueing_delay p50", "p99", 5e6), Learnt(40, START, early=(1e6,) * 40))
     kept(directories.runtime_dir("x"), (ENTRY, early)).chmod(
         0o666
@@ -241,7 +239,7 @@ def test_without_a_policy_one_for_queues(instance, tmp_path, monkeypatch):
     policy = parse(text)
     assert policy.manage.destinations == ("10.9.0.2/32",)
     assert [rule.name for rule in policy.rules] == ["leave-dead-path", "leave-congested-rail"]
-    assert "# Over this time a policy that leaves a queue of 10 ms: 4 acts" in text
+    assert any(line[0] == "#" and mentions(line, "10 ms", "4 acts") for line in text.splitlines() if line)
 
 
 @pytest.mark.parametrize(

