@@ -89,7 +89,7 @@ def _words(  # noqa: PLR0911, PLR0912 (one return per kind of error)
         why = f" ({context['why']})" if context.get("why") else ""
         return f"expected a prefix such as 10.9.0.0/16, got {given}{why}", _without_host_bits(given)
     if kind == "address":
-        return f"expected an address such as 10.1.1.1 or fd00::1, got {given}", re.split("[/%]", given.strip('"'))[0]
+        return f"expected an address such as 10.1.1.1 or fd00::1, got {given}", _bare_address(given)
     if kind == "ports":
         return f"expected a port from 1 to 65535 or a list of them, got {given}", ""
     if kind == "policy":
@@ -141,8 +141,17 @@ def _unit(given: str, units: Mapping[str, int]) -> str:
 
 
 def _without_host_bits(given: str) -> str:
+    """The prefix that this is in, without a scope; empty if it is none."""
     try:
-        return str(ipaddress.ip_network(given.strip('"'), strict=False))
+        return str(ipaddress.ip_network(re.sub("%[^/]*", "", given.strip('"')), strict=False))
+    except ValueError:
+        return ""
+
+
+def _bare_address(given: str) -> str:
+    """The address without a prefix length or a scope; empty if it is none."""
+    try:
+        return str(ipaddress.ip_address(re.split("[/%]", given.strip('"'))[0]))
     except ValueError:
         return ""
 

@@ -81,7 +81,7 @@ def test_a_policy_cannot_be_changed():
         ("[10.9.0.0/16]", "[10.9.0.1/16]", 2, "manage.destinations[0]",
          ["prefix", "10.9.0.0/16", '"10.9.0.1/16"', "host bits"], "10.9.0.0/16"),
         ("[10.9.0.0/16]", '["fe80::%rail1/64"]', 2, "manage.destinations[0]",
-         ["prefix", "10.9.0.0/16", '"fe80::%rail1/64"', "scope"], "fe80::%rail1/64"),
+         ["prefix", "10.9.0.0/16", '"fe80::%rail1/64"', "scope"], "fe80::/64"),
         ("max_drained_share: 0.5", "max_drained_share: 50", 3, "safety.max_drained_share",
          ["above 0", "up to 1", "50"], ""),
         ("max_drained_share: 0.5", "max_drained_share: yes", 3, "safety.max_drained_share",

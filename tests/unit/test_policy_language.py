@@ -316,6 +316,7 @@ def test_which_flows_are_meant(scope, covered):
          ["address", "10.1.1.1", "fd00::1", '"10.1.1.1/24"'], "10.1.1.1"),
         ("{nexthops: ['fe80::1%rail1']}", "scope.nexthops[0]",
          ["address", "10.1.1.1", "fd00::1", '"fe80::1%rail1"'], "fe80::1"),
+        ("{nexthops: [h1]}", "scope.nexthops[0]", ["address", "10.1.1.1", "fd00::1", '"h1"'], ""),
         ("{interface: [x]}", "scope.interface",
          ["unknown", '"interface"', "cgroups", "destinations", "flows", "interfaces", "nexthops", "paths",
           "processes"], "interfaces"),
