@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import gc
 import itertools
 import os
@@ -52,11 +53,6 @@ _begun = pytest.StashKey[Path | None]()
 _shared = pytest.StashKey[str]()
 
 
-def pytest_collection_finish() -> None:
-    """Keep thousands of collected tests from being looked through by each collection of garbage."""
-    gc.freeze()
-
-
 def pytest_configure(config: pytest.Config) -> None:
     """Give the session its own directories and, as root, its own list of named namespaces."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # asked to end, it cleans up as when it is interrupted
@@ -80,6 +76,23 @@ def pytest_configure(config: pytest.Config) -> None:
             _own_namespaces()
         except OSError as error:  # in a plain chroot, for one: the root is no mount there
             config.stash[_shared] = str(error)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
+    """Collect while no other session of the run does: what the first has rewritten and compiled, the others load.
+
+    No collection of garbage looks through thousands of tests, now or later.
+    """
+    begun = session.config.stash[_begun]
+    gc.disable()
+    with contextlib.ExitStack() as stack:
+        if begun is not None:
+            fcntl.flock(stack.enter_context((begun / "collecting").open("w")), fcntl.LOCK_EX)
+        result = yield
+    gc.freeze()
+    gc.enable()
+    return result
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
