@@ -6,6 +6,7 @@ import contextlib
 import errno
 import mmap
 import os
+import resource
 import select
 import signal
 import socket
@@ -222,6 +223,20 @@ def test_where_no_process_can_be_had_it_is_said_and_tried_again(
     group = one_message(schedule)
     plan(schedule, [time.monotonic_ns()], group)
     assert ends[1].recv(100)[0] == 0
+
+
+def test_it_starts_in_a_process_with_more_descriptors_than_select_takes(
+    ends: tuple[socket.socket, socket.socket],
+) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.ExitStack() as stack:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        for _ in range(1024):
+            stack.enter_context(open(os.devnull))
+        schedule = stack.enter_context(contextlib.closing(Schedule(ends[0])))
+        assert schedule.fileno() > 1023
+        one_sent(schedule, ends)
 
 
 # ---- answers that are overdue ----
