@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console, RenderableType
 from rich.text import Text
+from support import mentions
 
 from pytools import units
 from pytools.errors import UsageError
@@ -135,7 +136,7 @@ def test_states_that_need_a_word_get_one() -> None:
     assert ": " not in text(clocks(known(samples.clock("h1"), samples.clock("h2")))).split("\n", 1)[1]
     torn = known(samples.clock("h1", reference="h2"), samples.clock("h3", reference="h4"))
     assert "clocks against h2 and h4" in text(clocks(torn))
-    assert "hosts do not agree about the reference" in text(clocks(torn))
+    assert mentions(text(clocks(torn)), "do not agree", "reference")
 
 
 def test_without_a_reference_none_is_named() -> None:

@@ -331,7 +331,7 @@ def test_the_end_of_an_order_is_shown_by_the_wall_clock_of_now(monkeypatch, as_t
     monkeypatch.setattr(status.time, "time_ns", lambda: 129_600 * SECOND)  # it was stepped meanwhile
     facts = {"running": False, "instance": "host", "frozen": "", "in_force": [], "paths": [], "torn_lines": 0}
     [line] = [line for line in status.lines_of(facts | {"orders": [as_told(order, now)]}) if "ordered by" in line]
-    assert "hold everything (optics) until 1970-01-02T" in line
+    assert support.mentions(line, "hold", "everything", "optics") and "until 1970-01-02T" in line
 
 
 def test_what_was_left_out_is_told():
