@@ -270,6 +270,10 @@ struct swerve_sample_settings {
 	u16 pad;
 };
 
+/* So many samples on one CPU within this time: the agent is woken, and has less sampled. */
+#define SWERVE_SAMPLE_BURST 1024
+#define SWERVE_SAMPLE_BURST_NS 250000000
+
 /* One byte of a TCP stream, or one UDP datagram, seen at one hook. (flow, key) is the same at both hosts. */
 struct swerve_sample {
 	u64 ts_ns;   /* stamping clock: what delays are computed from */

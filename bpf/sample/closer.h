@@ -5,6 +5,26 @@
 
 #include "sample/keys.h"
 
+/*
+ * Traffic that begins is sampled at the rate that fitted what was there before, which may have been nothing. Wake the
+ * agent, once in a while, when far more is sampled than it has asked for; it looks by itself only twice a second.
+ */
+static __always_inline u64 whether_to_wake(u64 now)
+{
+	struct burst *burst;
+	u32 only = 0;
+
+	burst = sample_burst.lookup(&only);
+	if (!burst)
+		return BPF_RB_NO_WAKEUP;
+	if (now > burst->began_ns + SWERVE_SAMPLE_BURST_NS) {
+		burst->began_ns = now;
+		burst->samples = 0;
+	}
+	burst->samples++;
+	return burst->samples == SWERVE_SAMPLE_BURST ? BPF_RB_FORCE_WAKEUP : BPF_RB_NO_WAKEUP;
+}
+
 static __always_inline void record(struct __sk_buff *skb, struct ip_packet *packet, struct transport *ports, u64 key,
 				   u8 rate, u8 direction)
 {
@@ -36,7 +56,7 @@ static __always_inline void record(struct __sk_buff *skb, struct ip_packet *pack
 	sample->direction = direction;
 	sample->rate = rate;
 	__builtin_memset(sample->pad, 0, sizeof(sample->pad));
-	samples.ringbuf_submit(sample, BPF_RB_NO_WAKEUP);
+	samples.ringbuf_submit(sample, whether_to_wake(now));
 	count(SWERVE_SAMPLE_RECORDED, 1);
 }
 

@@ -18,6 +18,12 @@ SWERVE_RECORD(sample, struct swerve_sample);
 BPF_PERCPU_ARRAY(sample_counters, u64, SWERVE_SAMPLE_COUNTERS);
 BPF_HASH(sample_peers, struct swerve_addr, u8, 4096);
 BPF_ARRAY(sample_settings, struct swerve_sample_settings, 1);
+/* Samples of one CPU lately. */
+struct burst {
+	u64 began_ns;
+	u64 samples;
+};
+BPF_PERCPU_ARRAY(sample_burst, struct burst, 1);
 #ifdef SWERVE_VIRTUAL_CLOCK
 BPF_ARRAY(sample_clock, struct swerve_virtual_clock, 1);
 #endif

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import struct
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -9,11 +10,12 @@ from typing import Any
 import numpy as np
 import packets as p
 import pytest
+import support
 from packet_runs import PacketRuns
 
 from pytools.agent.hooks import link_observers
 from pytools.config import AgentConfig, Probe, Tcp
-from pytools.kernel.bpf import loader
+from pytools.kernel.bpf import contract, loader
 from pytools.kernel.bpf.maps import Map
 from pytools.kernel.bpf.rings import Ring
 from pytools.sources import programs
@@ -369,6 +371,23 @@ def test_only_what_is_asked_for_is_sampled(sample: Sample, hook: str) -> None:
     sample.set(directions=0)
     assert sample.run(hook, frame) == []
     assert sample.counted() == {"recorded": 1}
+
+
+@pytest.mark.guest
+def test_many_samples_at_once_wake_the_agent(sample: Sample) -> None:
+    burst, frame = contract.constant("SWERVE_SAMPLE_BURST"), p.ipv4(p.udp(DATAGRAM, 5000, 6000))
+    with select.epoll() as woken:
+        woken.register(sample.ring.fileno(), select.EPOLLIN | select.EPOLLET)
+
+        def wakes(samples: int) -> bool:
+            sample.runs.run(sample.programs[OUT], frame, repeat=samples)
+            woke = bool(woken.poll(0.05))
+            assert len(sample.ring.read()) == samples
+            return woke
+
+        support.wait_until(lambda: wakes(burst), 20, "so many wake it")
+        assert not wakes(burst - 1), "fewer do not, nor more soon after"
+        support.wait_until(lambda: wakes(burst), 20, "they do again after some time")
 
 
 @pytest.mark.guest

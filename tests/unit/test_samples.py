@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -17,12 +18,13 @@ from packets import mapped
 from pytools.config import AgentConfig, Peer, Samples
 from pytools.estimators.offsets import Offset
 from pytools.ipc.bus import Bus, Subscription
+from pytools.kernel.bpf import contract
 from pytools.signals import AppDelay, Path
 from pytools.sources.interfaces import Interfaces
 from pytools.sources.samples import batches as wire
 from pytools.sources.samples import reports as sample_reports
 from pytools.sources.samples.joins import GUARD_NS, OFF, PATIENCE_NS, Rates, concatenated
-from pytools.sources.samples.rates import TCP_CEILING, TCP_FLOOR, RateControl
+from pytools.sources.samples.rates import TCP_CEILING, TCP_FLOOR, RateControl, lost_of
 from pytools.sources.samples.source import EGRESS, INGRESS, SampleSource, tick_ns
 
 S, MS = 1_000_000_000, 1_000_000
@@ -252,6 +254,13 @@ class Kernel:
     def __init__(self) -> None:
         self.maps = {name: KernelMap() for name in ("sample_counters", "sample_settings", "sample_peers")}
         self.records: list[Any] = []
+        self._event = os.eventfd(0)  # what a real ring is to epoll(7)
+
+    def __del__(self) -> None:
+        os.close(self._event)
+
+    def fileno(self) -> int:
+        return self._event
 
     def map(self, name: str) -> KernelMap:
         return self.maps[name]
@@ -606,6 +615,21 @@ def test_a_peer_speaks_only_of_its_own_addresses() -> None:
 
 
 @pytest.mark.slow
+def test_samples_that_were_lost_count_for_the_protocols_of_those_that_were_not() -> None:
+    assert [lost_of(100, *recorded) for recorded in ((0, 50), (30, 10), (5, 0), (0, 0))] == [0, 75, 100, 50]
+    world, seen = World(), list[tuple[int, ...]]()
+    kernel, subscription = world.kernels["a"], world.buses["a"].subscribe(frozenset({"app_delay"}))
+    world.tick()
+    world.sources["a"].control.observe = lambda _, *counts: seen.append(counts)  # type: ignore[method-assign]
+    for number in range(10):
+        world.send(number << 20)
+    kernel.records = [(*each[:8], wire.UDP, *each[9:]) for each in kernel.records]
+    kernel.maps["sample_counters"].counts[list(contract.counters("sample")).index("ring_full")] += 40
+    world.tick()
+    assert seen == [(0, 50, 0)]
+    subscription.close()
+
+
 def test_the_budget_holds_over_both_directions() -> None:
     world = World(shared=True, per_s=500)
     for name in "ab":

@@ -19,6 +19,11 @@ _BURST: Final = 20  # samples that a short look may see beyond the budget
 _MULTIPLE: Final = 0.02  # share of buffers with several bytes to sample from which on the rate is too fine for them
 
 
+def lost_of(lost: int, tcp: int, udp: int) -> int:
+    """How many of the samples that were lost were of TCP: as large a part as of those that were recorded."""
+    return lost * tcp // (tcp + udp) if tcp + udp else lost // 2
+
+
 class RateControl:
     """The two rates, adapted to what was recorded: coarser at once, finer by one when it has been quiet for a while."""
 

@@ -8,6 +8,8 @@ CLOCK_MONOTONIC nanoseconds, but for those of stamping clocks, called `at_ns`. O
 from __future__ import annotations
 
 import contextlib
+import select
+import selectors
 import time
 from collections.abc import Callable
 from typing import Any, Final
@@ -28,7 +30,7 @@ from pytools.signals import Path
 from pytools.sources.interfaces import Interfaces
 from pytools.sources.samples import batches as wire
 from pytools.sources.samples.joins import OFF, SAMPLE, Joins, Rates, concatenated
-from pytools.sources.samples.rates import RateControl
+from pytools.sources.samples.rates import RateControl, lost_of
 from pytools.sources.samples.reports import ONE_CLOCK, Reports
 from pytools.sources.source import Source
 from pytools.units import MS
@@ -80,6 +82,8 @@ class SampleSource(Source):
     ) -> None:
         self._bus, self._hosts = bus, hosts
         self._ring = loaded.ring("samples", "sample")
+        self._wakeups = select.epoll()  # by edges: samples that wake nobody make the ring readable, too
+        self._wakeups.register(self._ring.fileno(), select.EPOLLIN | select.EPOLLET)
         self._counters = loaded.map("sample_counters")
         self._settings, self._peer_map = loaded.map("sample_settings"), loaded.map("sample_peers")
         self._set: tuple[int, int, int] | None = None
@@ -110,6 +114,14 @@ class SampleSource(Source):
         self._ask_due_ns = self._window_end_ns = 0
         hosts.receive(wire.BATCHES)  # from now on
         hosts.receive(wire.ASKS)
+
+    def register(self, selector: selectors.BaseSelector) -> None:
+        """Be woken when there are far more samples than the rates were to bring."""
+        selector.register(self._wakeups.fileno(), selectors.EVENT_READ, self._woken)
+
+    def _woken(self, _mask: int) -> None:
+        self._wakeups.poll(0)
+        self.tick(time.monotonic_ns())
 
     def tick(self, now_ns: int) -> int:
         """Exchange, join, and publish when it is time; says when to be called next."""
@@ -185,7 +197,9 @@ class SampleSource(Source):
         tcp = int(np.count_nonzero(is_tcp))
         names = contract.counters("sample")
         lost, multiple = (int(grown[names.index(name)]) for name in ("ring_full", "multiple"))
-        self.control.observe(now_ns, tcp + lost, len(records) - tcp, multiple)
+        udp = len(records) - tcp
+        tcp_lost = lost_of(lost, tcp, udp)
+        self.control.observe(now_ns, tcp + tcp_lost, udp + lost - tcp_lost, multiple)
         outward = records["direction"] == EGRESS
         self._tell(records.take(np.flatnonzero(~outward)), now_ns)  # much faster with records than a mask is
         if not self._wanted:
@@ -280,6 +294,7 @@ class SampleSource(Source):
         }
 
     def close(self) -> None:
+        self._wakeups.close()
         with contextlib.suppress(SwerveError):
             self._settings.update(0, (0, OFF, OFF, 0))
 
