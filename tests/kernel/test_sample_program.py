@@ -373,7 +373,6 @@ def test_only_what_is_asked_for_is_sampled(sample: Sample, hook: str) -> None:
     assert sample.counted() == {"recorded": 1}
 
 
-@pytest.mark.guest
 def test_many_samples_at_once_wake_the_agent(sample: Sample) -> None:
     burst, frame = contract.constant("SWERVE_SAMPLE_BURST"), p.ipv4(p.udp(DATAGRAM, 5000, 6000))
     with select.epoll() as woken:
