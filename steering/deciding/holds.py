@@ -64,7 +64,8 @@ def conditions(
             continue
         for path in (path for path in paths if rule.scope.covers(path)):
             known = before.get((rule.name, path), Condition())
-            limit = limits(path)[number] if limits(path) else ()
+            by_rule = limits(path)
+            limit = by_rule[number] if by_rule else ()
             reading, memory = judge(rule.when, facts(path), known.memory, now, policy.safety.stale_after, limit)
             true_ns, text = known.true_ns, known.text
             if reading.verdict is Verdict.BAD:

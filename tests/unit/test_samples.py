@@ -614,7 +614,6 @@ def test_a_peer_speaks_only_of_its_own_addresses() -> None:
     assert world.drops()["app_refused"] == 2
 
 
-@pytest.mark.slow
 def test_samples_that_were_lost_count_for_the_protocols_of_those_that_were_not() -> None:
     assert [lost_of(100, *recorded) for recorded in ((0, 50), (30, 10), (5, 0), (0, 0))] == [0, 75, 100, 50]
     world, seen = World(), list[tuple[int, ...]]()
@@ -630,6 +629,7 @@ def test_samples_that_were_lost_count_for_the_protocols_of_those_that_were_not()
     subscription.close()
 
 
+@pytest.mark.slow
 def test_the_budget_holds_over_both_directions() -> None:
     world = World(shared=True, per_s=500)
     for name in "ab":
