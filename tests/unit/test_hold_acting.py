@@ -19,6 +19,9 @@ from steering.acting.holds import HoldActing
 from steering.acting.messages import Output
 from steering.actuators.holds import Holding
 from steering.deciding.engine import Engine
+from steering.deciding.evidence import Facts
+from steering.deciding.health import PathHealth
+from steering.deciding.transitions import observe
 from steering.plan import Hold
 from steering.policy.file import parse
 
@@ -241,10 +244,12 @@ def test_with_a_condition_a_path_is_held_while_it_is_true_and_for_its_dwell(monk
     assert [act.outcome for act in world.acts] == ["applied", "undone", "applied"]
 
 
-def test_a_condition_of_a_hold_makes_no_path_suspect(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(monkeypatch, text=MARKED)
-    world.measure()
-    world.engine.take(samples.tcp_path(at_ns=NOW, path=PATH, delivered_ce_segments=5000), NOW)
-    world.turn()
-    assert world.kernel.held
-    assert {each.state for each in world.engine.probed(world.now).values()} == {"healthy"}
+@pytest.mark.parametrize(("then", "state"), [("hold: {}", "healthy"), ("drain: {}", "suspect")])
+def test_a_condition_of_a_hold_makes_no_path_suspect(then: str, state: str) -> None:
+    head = "version: 1\nmanage: {destinations: [10.9.0.0/16]}\nrules:\n"
+    when = "{signal: ce_share, above: 0.05, clear_below: 0.01, for: 10s}"
+    policy = parse(f"{head}  - {{name: marked, when: {when}, then: {{{then}}}}}\n")
+    marked = samples.tcp_path(at_ns=NOW, path=PATH, delivered_ce_segments=5000)
+    known = PathHealth("healthy", NOW - kit.SECOND, answered=True)
+    facts = Facts(PATH, delay=kit.measured(PATH, NOW), tcp=marked)
+    assert observe(policy, known, facts, NOW).state == state
