@@ -278,6 +278,13 @@ def allowed() -> Iterator[set[int]]:
     os.sched_setaffinity(0, before)
 
 
+@given(st.integers(400, pings.SPREAD_NS), st.integers(0, 5000))
+def test_some_question_of_a_burst_comes_just_before_a_look(look_ns: int, turn_ns: int) -> None:
+    """A GPU looks every look_ns from its last answer on; the host asks turn_ns after that, and waits."""
+    waited_ns = [-(turn_ns + pings.wait_ns(place)) % look_ns for place in range(1, pings.PINGS + 1)]
+    assert min(waited_ns) <= 2 * pings.SPREAD_NS / pings.PINGS
+
+
 def test_a_round_stays_on_the_cpu_where_it_begins(allowed: set[int]) -> None:
     with pings.on_one_cpu() as cpu:
         assert os.sched_getaffinity(0) == {cpu} <= allowed

@@ -6,6 +6,9 @@ asks. Standard output: first one line of JSON, the list of UUIDs; then for each 
 
 Clocks of CPUs may differ by tens of nanoseconds between sockets, which neither round trips nor fits show. So one CPU
 pings all GPUs of a round, and what its clock is off by is in all of their lines alike.
+
+The GPU looks again as soon as it has answered, and each look takes a microsecond. Asked again at once, it would find
+each question equally long after a look, 0 to 1 µs from burst to burst. So each question comes after another wait.
 """
 
 from __future__ import annotations
@@ -31,12 +34,19 @@ from pytools.sources.gpu.cuda import CudaError, Driver, Gpu
 PINGS: Final = 64  # of a burst
 ROW_BYTES: Final = 24
 HEADER: Final = struct.Struct("=IiI")  # GPU (place in the list), CPU or ANY_CPU, rows
+SPREAD_NS: Final = 2000  # of the waits before the questions: a look over the bus takes less
+_STRIDE: Final = 39  # the golden section of PINGS, and odd: neighbours are far apart, and all waits differ
 ANY_CPU: Final = -1  # the burst was not kept on one
 _TIMEOUT_NS: Final = 20_000_000  # of a kernel that nobody asks
 _START_NS: Final = 500_000_000  # a kernel may have to wait for one of another process
 _POLL_S: Final = 0.00002
 _TURNS: Final = 1000
 _LIBC: Final = ctypes.CDLL(None)
+
+
+def wait_ns(place: int) -> int:
+    """How long the question at this place of a burst waits: all together, SPREAD_NS is covered evenly."""
+    return place * _STRIDE % PINGS * SPREAD_NS // PINGS
 
 
 @contextlib.contextmanager
@@ -84,6 +94,9 @@ class Pinger:
         rows = np.zeros((PINGS, 3), np.int64)
         count = 0
         for place in range(1, PINGS + 1) if answers[0] else ():
+            due = clock() + wait_ns(place)
+            while clock() < due:
+                pass
             before = clock()
             asked[0] = place
             while not answers[place]:  # looking at the clock in each turn would blur the time of the answer
