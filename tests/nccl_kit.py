@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
 import subprocess
@@ -34,6 +35,27 @@ def built_empty() -> Path:
     flags = ("-Wextra", "-Werror", f"-I{SOURCES}", "-shared", "-fPIC", "-fvisibility=hidden")
     native_build.cc(*flags, "-Wno-unused-parameter", ROOT / "bench/nccl_empty.c", "-o", plugin)
     return plugin
+
+
+@functools.cache
+def limit() -> ctypes.CDLL:
+    """What is in pytools/sources/jobs/nccl/limit.h."""
+    target = native_build.directory() / "nccl_limit.so"
+    native_build.cc(
+        *("-shared", "-fPIC", "-Wextra", "-Werror", "-fsanitize=undefined", "-fno-sanitize-recover"),
+        *(f"-I{SOURCES}", native_build.NATIVE / "nccl_limit.c", "-o", target),
+    )
+    library = ctypes.CDLL(str(target))
+    library.begins.restype = library.at.restype = ctypes.c_uint64
+    library.begins.argtypes = library.at.argtypes = [ctypes.c_uint64]
+    library.next.restype = ctypes.c_uint8
+    library.next.argtypes = [ctypes.c_uint8, ctypes.c_int]
+    return library
+
+
+def count_limit() -> int:
+    """How many operations of a period are recorded."""
+    return ctypes.c_uint64.in_dll(limit(), "limit").value
 
 
 class Job(native_build.App):

@@ -25,6 +25,8 @@ OPERATION: Final = np.dtype(
             ("number", "u8"),
             ("bytes", "u8"),
         ),
+        # nothing is missing between the operations of a sample; whether something may be before or after them
+        *(("sample", "u1"), ("sampled", "?")),
         *(("start_ns", "u8"), ("called_ns", "u8")),  # enqueued; the application's call, 0: not known
         *(("gpu_start_ns", "u8"), ("gpu_stop_ns", "u8")),  # first and last channel; 0: not known
         *(("seen_ns", "u8"), ("duration_ns", "f8"), ("kernels", "i4")),
@@ -77,6 +79,7 @@ def join(records: NDArray[Any], communicators: NDArray[Any], now_ns: int) -> tup
     made = np.zeros(len(ids), OPERATION)
     for name in ("function", "number", "bytes", "start_ns", "called_ns"):
         made[name] = records[name][order]
+    made["sample"], made["sampled"] = records["sample"][order] >> 1, records["sample"][order] & 1
     made["kernels"], made["seen_ns"] = many, seen
     _durations(made, records[kernel], place)
     _place(made, records["communicator"][order], communicators)
@@ -124,8 +127,9 @@ class Summary:
     hash: int
     rank: int
     ranks: int
-    operations: int  # how many, and count times size of all
+    operations: int  # how many were recorded, and count times size of all
     bytes: int
+    sampled: bool  # more may not have been recorded: the plugin's limit (nccl/limit.h)
     duration_p50_ns: float  # of their kernels
     duration_p99_ns: float
     # from the application's call to the kernel's start, median; NaN where NCCL does not report calls
@@ -149,6 +153,7 @@ def summarise(operations: NDArray[Any]) -> list[Summary]:
                 ranks=int(own["ranks"][0]),
                 operations=len(own),
                 bytes=int(own["bytes"].sum()),
+                sampled=bool(own["sampled"].any()),
                 duration_p50_ns=float(p50),
                 duration_p99_ns=float(p99),
                 enqueue_to_start_ns=wait,
@@ -169,6 +174,23 @@ def _enqueue_to_start(own: NDArray[Any]) -> tuple[float, float]:
     low, high = int((called - begun).max()), int((seen - ended).min())
     offset = (low + high) // 2
     return float(np.median(begun + offset - called)), abs(high - low) / 2
+
+
+def interval_ns(collectives: NDArray[Any]) -> float:
+    """The mean time from one collective to the next, also where only a sample was recorded: by their numbers.
+
+    Parameters
+    ----------
+    collectives : ndarray of OPERATION
+        Of one rank of one communicator.
+    """
+    per_ns = 0.0
+    for function in np.unique(collectives["function"]):
+        own = collectives[collectives["function"] == function]
+        span_ns = int(own["start_ns"].max()) - int(own["start_ns"].min())
+        passed = max(int(own["number"].max()) - int(own["number"].min()), len(own) - 1)
+        per_ns += passed / max(span_ns, 1)
+    return 1 / per_ns if per_ns else 0.0
 
 
 def by_rank(operations: NDArray[Any]) -> dict[tuple[int, int], tuple[NDArray[np.int32], NDArray[np.float64]]]:

@@ -45,14 +45,16 @@ def period(kinds: Sequence[Any] | NDArray[Any]) -> int | None:
 
 
 def steps(operations: NDArray[Any]) -> Steps | None:
-    """The steps in the collectives of one rank.
+    """The steps in the collectives of one rank; of several samples, in the longest.
 
     Parameters
     ----------
     operations : ndarray of collectives.OPERATION
-        Without gaps.
+        Without gaps, but those between samples.
     """
     operations = operations[np.argsort(operations["start_ns"], kind="stable")]
+    cuts = np.flatnonzero(np.diff(operations["sample"])) + 1  # the numbers of samples come again: they are not keys
+    operations = max(np.split(operations, cuts), key=len)
     if len(operations) < 2:
         return None
     length = period(operations[["hash", "function", "bytes"]])

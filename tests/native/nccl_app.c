@@ -11,6 +11,7 @@
  *                                receive of STEPS steps; answers how many events were given a handle, by kind
  *   last FUNCTION N LASTED WORK  N collectives of one kernel, which lasts this long, in nanoseconds; before each one
  *                                this process computes for WORK nanoseconds of a processor (default: 0)
+ *   flood                        collectives of one kernel until the plugin asks for none; answers how many were told of
  *   captured                     from now on the calls capture a graph
  *   begin                        a collective that never ends
  *   wrong                        calls that NCCL would never make
@@ -201,16 +202,20 @@ static void proxy(void *collective, int send, int steps)
 	stop(op);
 }
 
-/* As NCCL does: what the mask has not is not told, but what those events hang from is. */
-static void collective(const char *function, int channels, int steps, uint64_t lasted_ns)
+/*
+ * As NCCL does: each collective has the mask as it is when it begins. What that has not is not told, but what those events
+ * hang from is. Returns whether anything is told.
+ */
+static bool collective(const char *function, int channels, int steps, uint64_t lasted_ns)
 {
+	int own = now_mask();
 	long number = __atomic_fetch_add(&numbers, 1, __ATOMIC_RELAXED);
 	struct timespec now;
 	void *call = NULL, *group, *one, *kernel;
 	uint64_t gpu_ns;
 
-	if (!now_mask())
-		return;
+	if (!own)
+		return false;
 	if (version == 5)
 		call = start(CALLS, &(struct nccl_v5_event){ .type = NCCL_COLLECTIVE_CALL,
 							     .collective_call = { .function = function,
@@ -224,16 +229,17 @@ static void collective(const char *function, int channels, int steps, uint64_t l
 	gpu_ns = 1000000 + now.tv_sec * 1000000000ULL + now.tv_nsec; /* a clock of its own */
 	if (lasted_ns > 100000)
 		pause_us(lasted_ns / 1000);
-	for (int channel = 0; channel < channels && version >= 3 && now_mask() & NCCL_KERNEL; channel++) {
+	for (int channel = 0; channel < channels && version >= 3 && own & NCCL_KERNEL; channel++) {
 		kernel = start_kernel(one, channel, gpu_ns + channel);
 		if (version >= 4)
 			change(kernel, NCCL_KERNEL_STOP, gpu_ns + lasted_ns + channel);
 		stop(kernel);
 	}
-	if (steps && now_mask() & (NCCL_PROXY_OP | NCCL_PROXY_STEP)) {
+	if (steps && own & (NCCL_PROXY_OP | NCCL_PROXY_STEP)) {
 		proxy(one, 1, steps);
 		proxy(one, 0, steps);
 	}
+	return true;
 }
 
 static void compute(uint64_t ns)
@@ -385,6 +391,10 @@ int main(int argc, char **argv)
 		} else if (!strcmp(word, "run")) {
 			many = b, channels = c, steps = d;
 			run(a);
+		} else if (!strcmp(word, "flood")) {
+			for (a = 0; a < 1000000 && collective("AllReduce", 1, 0, 5000); a++)
+				;
+			printf("ok %lu\n", a);
 		} else if (!strcmp(word, "captured")) {
 			captured = true;
 			printf("ok\n");

@@ -47,6 +47,14 @@ def test_an_operation_lasts_from_its_first_channel_to_its_last() -> None:
     assert (made["hash"] == 99).all() and (made["rank"] == 3).all() and len(rest) == 0
 
 
+def test_an_operation_says_of_which_sample_it_is() -> None:
+    first, second = operation(1), operation(2)
+    first["sample"], second["sample"] = 3 << 1, 4 << 1 | 1
+    made, _ = join(first, kernel(1, 1, 2), second, kernel(2, 3, 4))
+    assert made["sample"].tolist() == [3, 4] and made["sampled"].tolist() == [False, True]
+    assert [collectives.summarise(each)[0].sampled for each in (made[:1], made)] == [False, True]
+
+
 def test_what_is_not_whole_waits_for_the_next_records() -> None:
     made, rest = join(operation(1, 2), kernel(1, 90, 250), kernel(2, 1, 2))
     assert len(made) == 0 and len(rest) == 3
@@ -112,6 +120,20 @@ def test_ranks_are_compared_in_the_collectives_that_all_have() -> None:
     assert table.tolist() == [durations[0].tolist(), durations[3].tolist()]
 
 
+def test_the_time_between_collectives_is_known_from_a_sample() -> None:
+    made = operations(np.zeros((90, 1)))
+    made["start_ns"] *= 1_000
+    others = made[::3].copy()
+    others["function"], others["number"] = b"AllGather", np.arange(30)
+    assert collectives.interval_ns(made) == pytest.approx(1_000)
+    for sample in (made, made[(made["number"] % 40) < 10]):  # recorded: 0 to 9, 40 to 49, 80 to 89
+        assert collectives.interval_ns(sample) == pytest.approx(1_000)
+    assert collectives.interval_ns(np.concatenate([made, others])) == pytest.approx(750)
+    assert collectives.interval_ns(made[:1]) == 0
+    made["number"] = 0
+    assert collectives.interval_ns(made) == pytest.approx(1_000)
+
+
 def test_no_user_counts_for_another() -> None:
     made = operations(np.arange(12.0).reshape(4, 3))
     forged = made.copy()
@@ -150,6 +172,21 @@ def test_the_interval_holds_the_truth(ranks: int) -> None:
             found.low_ns <= found.late_ns <= found.high_ns and found.low_ns - 2_000 < 400_000 < found.high_ns + 2_000
         )
     assert held >= 99
+
+
+@pytest.mark.parametrize("apart", [0, 7, 100])  # how many collectives later each rank begins to record
+def test_the_late_rank_is_named_from_a_sample(apart: int) -> None:
+    made = operations(durations(np.random.default_rng(8), np.eye(8)[3] * 400_000, 2_000, 100_000))
+    since = made["number"].astype(int) % 400 - apart * made["rank"]
+    made = made[(since >= 0) & (since < 90)]
+    ranks, table = collectives.by_rank(made)[0, 5]
+    found = straggler(ranks, table)
+    if apart == 100:
+        assert len(table) == 0 and found is None  # no collective was recorded by all
+        return
+    assert len(table) == 5 * (90 - 7 * apart) and found is not None
+    assert (found.rank, found.also, found.collectives) == (3, (), len(table))
+    assert found.low_ns - 2_000 < 400_000 < found.high_ns + 2_000
 
 
 def test_several_late_ranks_are_all_told() -> None:

@@ -9,8 +9,10 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import support
 from nccl_kit import Job as Process
@@ -18,8 +20,10 @@ from nccl_kit import built
 
 from pytools.config import AgentConfig, Tcp, Windows
 from pytools.errors import RefusedError
+from pytools.estimators.collectives import OPERATION
 from pytools.ipc.bus import Bus
 from pytools.signals import Job, JobVerdict
+from pytools.sources.jobs.kernels import summarise
 from pytools.sources.jobs.nccl import ring as rings
 from pytools.sources.jobs.nccl.ring import Ring
 from pytools.sources.jobs.source import JobSource
@@ -112,6 +116,20 @@ def test_the_rank_that_others_wait_for_is_named_and_the_plugin_let_go(
     for place in places:
         assert place is not None
         support.wait_until(functools.partial(can_be_read, place), 20, "nobody reads the ring any more")
+
+
+def test_a_late_rank_of_which_a_sample_was_recorded(tmp_path: Path) -> None:
+    made = np.zeros(2_000, OPERATION)
+    made["number"], made["process"] = np.repeat(np.arange(1_000), 2), np.tile([0, 1], 1_000)
+    made["rank"], made["start_ns"], made["function"] = made["process"], made["number"] * 1_000_000, b"AllReduce"
+    made["duration_ns"] = np.where(made["rank"] == 1, LONG_NS - LATE_NS, LONG_NS)
+    members = [("job", SimpleNamespace(own_pid=pid, uid=0, place=SimpleNamespace(rank=pid))) for pid in (0, 1)]
+    files: Any = {each: SimpleNamespace(path=tmp_path / "x", pid=each, user=0) for each in (0, 1)}
+    place: Any = SimpleNamespace(path=tmp_path, members=members)
+    recorded = made[made["number"] % 400 < 50]
+    late = summarise(recorded, files, [place])["job"].late
+    assert late is not None and (late.rank, late.late_ns, late.collectives) == (1, LATE_NS, 150)
+    assert late.interval_ns == pytest.approx(1_000_000)  # of all, recorded or not
 
 
 def test_without_a_late_rank_nobody_is_named_though_all_were_compared(

@@ -307,6 +307,14 @@ def test_a_step_is_what_repeats() -> None:
     assert job_rhythm.steps(operations(step[:1], MS)) is None
 
 
+def test_a_step_is_seen_within_a_sample_only() -> None:
+    made = operations([(b"AllReduce", size) for size in range(30)] * 40, MS)
+    made["sample"] = np.arange(len(made)) // 200
+    made = made[np.arange(len(made)) % 200 < 70]  # the first 70 of 200
+    found = job_rhythm.steps(made)
+    assert found is not None and (found.operations, found.count, found.duration_ns) == (30, 2, 30 * MS)
+
+
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=12), st.integers(3, 6))
 def test_a_pattern_that_is_repeated_is_found_no_longer_than_it_is(pattern: list[int], times: int) -> None:
     found = period(pattern * times)

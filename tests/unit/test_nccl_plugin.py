@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 import support
-from nccl_kit import ADDRESS, THREAD, Job, built, built_empty
+from nccl_kit import ADDRESS, THREAD, Job, built, built_empty, count_limit
 from numpy.typing import NDArray
 
 from pytools.errors import RefusedError, SwerveError
@@ -136,14 +136,63 @@ def test_a_full_ring_drops_and_counts(start: Start, tmp_path: Path) -> None:
     job = start(5, THREAD)
     job.do("init 77 4 1")
     with reading(tmp_path, job, EVENTS["kernel"]) as ring:
-        job.do(f"run 4 {RECORDS // 4} 2 0")  # three records each
+        job.do(f"run 4 32 {3 * RECORDS // 128 - 1} 0")  # one record more than channels each
         assert ring.counters()["full"] == 2 * RECORDS
         first = ring.read()
         assert len(first) == RECORDS
-        job.do("run 4 100 2 0")
+        job.do("run 4 20 14 0")
         records = ring.read()
         assert len(records) == 1200 and ring.counters()["full"] == 2 * RECORDS
         assert len(set(records["id"]) | set(first["id"])) == RECORDS + 1200
+    job.end()
+
+
+def test_a_job_of_few_collectives_loses_none(start: Start, tmp_path: Path) -> None:
+    with reading_job(start, tmp_path, 5, EVENTS["kernel"]) as (job, ring):
+        job.do("last AllReduce 300 4000000")  # no more than 125 in the longest period
+        operations = of(ring.read(), rings.COLLECTIVE)
+        assert operations["number"].tolist() == list(range(300)) and not operations["sample"].any()
+
+
+def test_a_flood_is_recorded_as_far_as_the_limit(start: Start, tmp_path: Path) -> None:
+    with reading_job(start, tmp_path, 5, EVENTS["kernel"]) as (job, ring):
+
+        def flooded() -> NDArray[Any]:
+            job.do(f"mask {EVENTS['kernel']}")  # the next period has begun
+            (told,) = map(int, job.do("flood"))
+            records = ring.read()
+            operations = of(records, rings.COLLECTIVE)
+            assert len(operations) == told >= count_limit() and operations["sample"][-1] & 1
+            assert of(records, KERNEL)["parent"].tolist() == operations["id"].tolist()  # each is whole
+            assert len(collectives.join(records, ring.communicators(), time.monotonic_ns())[0]) == told
+            return operations
+
+        first, second = flooded(), flooded()
+        assert not first["sample"][: count_limit() - 1].any() and second["sample"][0] >> 1 == 1
+        assert second["number"][0] == first["number"][-1] + 2  # NCCL goes on counting
+        # Of a flood within one period no more is recorded; of this one the next period may have begun meanwhile.
+        support.wait_until(lambda: len(flooded()) == count_limit(), 60, "a flood within one period")
+        job.do(f"mask {EVENTS['kernel']}")
+        support.wait_until(lambda: not _one(job, ring)["sample"] & 1, 20, "nothing is missing any more")
+        assert not any(ring.counters().values())
+
+
+def _one(job: Job, ring: Ring) -> Any:
+    job.do("run 1 1 1 0")
+    return of(ring.read(), rings.COLLECTIVE)[-1]
+
+
+def test_threads_reach_the_limit_together(start: Start, tmp_path: Path) -> None:
+    job = start(5, THREAD)
+    job.do("init 77 4 1")
+    with reading(tmp_path, job, EVENTS["kernel"]) as ring:
+        told = [int(each) for each in job.do("run 4 1000 1 0")]
+        operations = of(ring.read(), rings.COLLECTIVE)
+        assert len(operations) == told[2] == told[3] >= count_limit() and (operations["sample"] & 1).any()
+        assert not any(ring.counters().values())
+        ring.want(EVENTS["kernel"], time.monotonic_ns())
+        job.do("mask 0")
+        job.do("finalize")
     job.end()
 
 
@@ -178,6 +227,7 @@ def test_a_destroyed_communicator_takes_its_events_along(start: Start, tmp_path:
         job.do("unload")
         for rank in range(300):  # rows serve again
             job.do(f"init {rank} 4 {rank}")
+            job.do(f"mask {ALL}")  # the limit may be reached in this period
             assert job.do("run 1 1 1 0")[2:4] == ["1", "1"]
             job.do("finalize")
         assert sorted(ring.communicators()["hash"]) == list(range(44, 300))
@@ -398,6 +448,16 @@ def test_a_watched_job_runs_as_it_is_and_its_straggler_is_named(tmp_path: Path) 
     done = watched(tmp_path, {0: "last AllReduce 40 3000", 1: "last AllReduce 40 3000"}, "-i", "100")
     (line,) = done.stderr.splitlines()
     assert line.endswith("kernels p50 of rank 0: 3.00 µs, 1: 3.00 µs; no straggler among them")
+
+
+def test_a_watched_flood_is_said_to_be_a_sample(tmp_path: Path) -> None:
+    done = watched(tmp_path, {0: "flood", 1: "last AllReduce 20 3000"}, "-j", "-i", "100")
+    (report,) = [json.loads(line) for line in done.stderr.splitlines()]
+    flood, few = report["by_rank"]
+    assert flood["sampled"] and flood["operations"] >= count_limit() and flood["bytes"] == 1024 * flood["operations"]
+    assert not few["sampled"] and few["operations"] == 20
+    done = watched(tmp_path, {0: "flood"}, "-i", "100")
+    assert "ranks here: a sample of " in done.stderr
 
 
 def test_a_watched_command_without_nccl_is_said_to_be_that(tmp_path: Path) -> None:

@@ -199,8 +199,8 @@ def _of_job(operations: NDArray[Any], ranks: Mapping[int, int]) -> Seen:
         if found is None:
             continue
         process = int(own["process"][own["rank"] == found.rank][0])
-        begins = np.sort(own["start_ns"][(own["process"] == process) & np.isin(own["function"], collectives.MEETING)])
-        interval = float(begins[-1] - begins[0]) / max(1, len(begins) - 1)
+        its = own[(own["process"] == process) & np.isin(own["function"], collectives.MEETING)]
+        interval = collectives.interval_ns(its)
         each = Late(ranks[process], found.late_ns, found.low_ns, found.high_ns, interval, found.collectives)
         if late is None or each.late_ns / max(each.interval_ns, 1) > late.late_ns / max(late.interval_ns, 1):
             late = each

@@ -1,48 +1,57 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * Communicators come and go, the mask changes, processes fork and end. All but the last two under a lock that is held for
- * microseconds, in calls that make or destroy communicators and in the plugin's own thread.
+ * microseconds, in calls that make or destroy communicators and in the plugin's own thread; the operation that reaches the
+ * limit of its period takes it too, if it is free.
  */
 #ifndef SWERVE_NCCL_COMMUNICATORS_H
 #define SWERVE_NCCL_COMMUNICATORS_H
 
-#include <pthread.h>
 #include <signal.h>
 
 #include "events.h"
 
-#define TICK_NS 250000000
 #define STACK_BYTES (256 << 10)
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+/* ---- the plugin's thread --------------------------------------------------------------------------------------- */
 
-/* ---- the mask -------------------------------------------------------------------------------------------------- */
+static void begin_period(void)
+{
+	store(&plugin.sample, next_sample(plugin.sample, plugin.reached));
+	store(&plugin.reached, false);
+	store(&plugin.begun, 0);
+}
 
-static void apply(struct ring *ring, u32 events)
+static void apply(struct ring *ring, u32 events, bool begins)
 {
 	pthread_mutex_lock(&lock);
+	if (begins)
+		begin_period();
 	store(&plugin.events, events);
-	for (int i = 0; i < RING_COMMUNICATORS; i++)
-		if (plugin.communicators[i].serial)
-			store(plugin.communicators[i].mask, (int)events);
+	ask();
 	store(&ring->applied, events);
 	pthread_mutex_unlock(&lock);
 }
 
+/* The sleep is no longer than the longest period, whatever becomes of the clock. */
 static void *watch(void *at)
 {
-	const struct timespec tick = { 0, TICK_NS };
 	struct ring *ring = at;
-	u64 now_ns;
+	u64 now_ns, wall_ns, period, last = 0;
+	bool begins;
 	u32 wanted;
 
 	for (;;) {
 		now_ns = clock_ns(CLOCK_MONOTONIC);
 		store(&ring->alive_ns, now_ns);
 		wanted = now_ns < load(&ring->until_ns) ? load(&ring->events) & EVENTS : 0;
-		if (wanted != load(&plugin.events))
-			apply(ring, wanted);
-		nanosleep(&tick, NULL);
+		wall_ns = clock_ns(CLOCK_REALTIME);
+		period = period_at(wall_ns);
+		begins = period != last && (load(&plugin.begun) || load(&plugin.sample) & 1);
+		if (begins || wanted != load(&plugin.events))
+			apply(ring, wanted, begins);
+		last = period;
+		nanosleep(&(struct timespec){ 0, period_begins(period + 1) - wall_ns }, NULL);
 	}
 	return NULL;
 }
@@ -147,7 +156,7 @@ static int open_communicator(void **context, int *mask, const struct described *
 			(struct communicator){ serial, mask, what->interface >= 4 };
 		*context = handle_of(CONTEXT, serial);
 	}
-	store(mask, (int)load(&plugin.events));
+	store(mask, plugin.reached ? 0 : (int)load(&plugin.events));
 	pthread_mutex_unlock(&lock);
 	errno = error;
 	return 0;
@@ -185,6 +194,9 @@ static void in_child(void)
 	pthread_mutex_init(&lock, NULL); /* whoever held it stayed with the parent */
 	plugin.ring = NULL;
 	plugin.events = 0;
+	plugin.sample = 0;
+	plugin.reached = false;
+	plugin.begun = 0;
 	plugin.inherited = true;
 	memset(plugin.communicators, 0, sizeof(plugin.communicators));
 }

@@ -6,7 +6,10 @@
 #ifndef SWERVE_NCCL_EVENTS_H
 #define SWERVE_NCCL_EVENTS_H
 
+#include <pthread.h>
+
 #include "interface.h"
+#include "limit.h"
 #include "ring.h"
 
 #define SLOTS 4096 /* events between start and stop; a power of two */
@@ -44,14 +47,19 @@ struct communicator {
 
 static struct {
 	struct ring *ring; /* NULL: nothing is recorded */
-	u32 events;	   /* mask in force */
+	u32 events;	   /* mask in force, as far as the limit allows */
+	u8 sample;	   /* of operations that begin */
+	bool reached;	   /* the limit, in this period: NCCL's mask is 0 */
 	pid_t pid;
 	bool inherited; /* the slots are those of the parent of fork() */
 	u64 serial;	/* of the last communicator */
 	struct communicator communicators[RING_COMMUNICATORS];
 	char name[48];			       /* of the ring's file */
-	u64 next __attribute__((aligned(64))); /* event; written all the time, in a cache line of its own */
+	u64 next __attribute__((aligned(64))); /* event; written all the time, as begun: in a cache line of their own */
+	u64 begun;			       /* operations in this period */
 } plugin;
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of communicators and the mask */
 
 static struct slot slots[SLOTS];
 
@@ -127,6 +135,31 @@ static void end(struct slot *slot)
 	store_release(&slot->state, 0);
 }
 
+/* ---- the mask -------------------------------------------------------------------------------------------------- */
+
+/* Have NCCL report what is in force, or nothing once the limit is reached; under the lock. */
+static void ask(void)
+{
+	int mask = plugin.reached ? 0 : (int)plugin.events;
+
+	for (int i = 0; i < RING_COMMUNICATORS; i++)
+		if (plugin.communicators[i].serial)
+			store(plugin.communicators[i].mask, mask);
+}
+
+/* An operation begins. Who holds the lock is not waited for: the next operation looks again. */
+static void spend(void)
+{
+	if (add(&plugin.begun, 1) + 1 < LIMIT || load(&plugin.reached) || pthread_mutex_trylock(&lock))
+		return;
+	if (load(&plugin.begun) >= LIMIT && !plugin.reached) {
+		store(&plugin.reached, true);
+		store(&plugin.sample, plugin.sample | 1);
+		ask();
+	}
+	pthread_mutex_unlock(&lock);
+}
+
 /* ---- what NCCL tells, whatever its version --------------------------------------------------------------------- */
 
 struct operation {
@@ -166,13 +199,16 @@ static void name(const void *context, u64 hash, const char *called, s32 rank)
 
 static void *start_operation(const void *context, enum ring_kind kind, const void *parent, const struct operation *what)
 {
-	struct slot *slot = take(context);
 	struct ring_record *record;
+	struct slot *slot;
 
+	spend(); /* also what has no slot costs the job */
+	slot = take(context);
 	if (!slot)
 		return NULL;
 	record = &slot->record;
 	record->kind = kind;
+	record->sample = load(&plugin.sample);
 	record->number = what->number;
 	record->bytes = what->count * size_of(what->datatype);
 	record->peer = what->peer;

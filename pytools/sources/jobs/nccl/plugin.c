@@ -8,7 +8,8 @@
  * and proxies that follow carry its number, and the reader joins them.
  *
  * The event mask is a word of the ring. A thread of its own looks at it four times a second, and gives a sign of life;
- * with nothing wanted NCCL makes no call at all. A mask lapses unless its reader renews it.
+ * with nothing wanted NCCL makes no call at all. A mask lapses unless its reader renews it. The thread wakes as a period
+ * begins (limit.h): the operation that is the last of its period switches NCCL's mask off, the next period on.
  *
  * A child of fork() records nothing until it makes a communicator itself, in a ring of its own.
  */

@@ -76,7 +76,7 @@ struct ring_record {
 	u8 kind;
 	u8 channel; /* of an operation: how many */
 	u8 send;    /* of a proxy */
-	u8 padding;
+	u8 sample;  /* of an operation (limit.h) */
 	union {
 		struct {
 			u64 called_ns; /* when the application called NCCL; 0: not known */

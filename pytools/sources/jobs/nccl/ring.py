@@ -50,18 +50,19 @@ RECORD: Final = np.dtype(
     {
         "names": [
             *("id", "parent", "start_ns", "stop_ns", "communicator", "number", "bytes", "peer", "kind", "channel"),
-            *("send", "called_ns", "function", "datatype", "algorithm", "protocol"),  # from called_ns on: operations
+            *("send", "sample"),  # sample: of operations, twice its number, plus 1 if some may be missing beside it
+            *("called_ns", "function", "datatype", "algorithm", "protocol"),  # from called_ns on: operations
             *("gpu_start_ns", "gpu_stop_ns"),  # kernels
             *("wait_ns", "steps"),  # proxies
         ],
         "formats": [
             *["u8"] * 7,
-            *("i4", "u1", "u1", "u1"),
+            *("i4", "u1", "u1", "u1", "u1"),
             *("u8", "S16", "S16", "S16", "S8"),
             *("u8", "u8"),
             *(("u8", 3), "u8"),
         ],
-        "offsets": [*range(0, 56, 8), 56, 60, 61, 62, 64, 72, 88, 104, 120, 64, 72, 64, 88],
+        "offsets": [*range(0, 56, 8), 56, 60, 61, 62, 63, 64, 72, 88, 104, 120, 64, 72, 64, 88],
         "itemsize": 128,
     }
 )
@@ -195,7 +196,7 @@ class Ring:
         os.pwrite(self._fd, np.array(value, kind).tobytes(), at)
 
     def want(self, events: int, until_ns: int) -> None:
-        """Have these events recorded until then; the plugin looks four times a second.
+        """Have these events recorded until then; the plugin looks about four times a second.
 
         Parameters
         ----------
@@ -209,7 +210,7 @@ class Ring:
 
     @property
     def applied(self) -> int:
-        """The events that NCCL has been told to report."""
+        """The events that are in force: what NCCL reports of the first operations of each period (limit.h)."""
         return int(self._header()["applied"])
 
     def communicators(self) -> NDArray[Any]:

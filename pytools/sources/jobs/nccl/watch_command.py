@@ -126,6 +126,7 @@ def _of_rank(each: Summary) -> dict[str, Any]:
         "rank": each.rank,
         "operations": each.operations,
         "bytes": each.bytes,
+        "sampled": each.sampled,
         "kernel_p50_ns": round(each.duration_p50_ns),
         "kernel_p99_ns": round(each.duration_p99_ns),
         "call_to_start_ns": round(each.enqueue_to_start_ns) if known else None,
@@ -149,6 +150,8 @@ def in_words(report: dict[str, Any]) -> str:
     ranks, late = report["by_rank"], report["straggler"]
     kernels = ", ".join(f"{each['rank']}: {duration(each['kernel_p50_ns'])}" for each in ranks)
     total = f"{max(each['operations'] for each in ranks)} operations, {size(max(each['bytes'] for each in ranks))}"
+    if any(each["sampled"] for each in ranks):
+        total = f"a sample of {total}"
     of = f" of {report['ranks']}" if report["ranks"] > 0 else ""
     verdict = "no straggler among them"
     if late is not None:
