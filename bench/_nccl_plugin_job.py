@@ -5,7 +5,7 @@
 Runs without swerve's packages, where PyTorch is. Each rank has the GPU of its number; rank 0 listens on the loopback.
 One command a line on standard input, one answer a line:
 
-    time N BYTES       N all-reduces one after the other; the median of their times, nanoseconds
+    time N BYTES       N all-reduces one after the other; median and 99th percentile of their times, nanoseconds
     step N BYTES LATE  N steps of one all-reduce; before each this rank sleeps for LATE microseconds
     work N BYTES MANY  N steps of one all-reduce; before each this rank multiplies MANY pairs of matrices
 """
@@ -39,7 +39,8 @@ def main(rank: int, ranks: int, port: int) -> None:
         what, *numbers = line.split()
         count, size_bytes, *more = map(int, numbers)
         if what == "time":
-            print(statistics.median(reduce(size_bytes) for _ in range(count)), flush=True)
+            took = [reduce(size_bytes) for _ in range(count)]
+            print(statistics.median(took), statistics.quantiles(took, n=100)[98], flush=True)
             continue
         for _ in range(count):
             if what == "work":

@@ -7,11 +7,16 @@ between off and kernel events in its processes, and one with a plugin that asks 
 (nccl_empty.c): what it adds is NCCL's own work. NCCL loads a plugin for the life of a process, so each needs others;
 jobs are started again --jobs times, and the medians of all turns are compared.
 
-all_reduce  absent, off, kernel, empty_plugin: median time of a 1 KB all-reduce
-plugin      off, kernel: what is added to that of absent; of kernel beside the peer empty_plugin
-            kernel_own: what kernel events add to that of empty_plugin
-verdict     straggler: share of trials in which the rank that sleeps for 2 ms before each step is named, within 25 %;
-            nobody: share of trials without one in which nobody is named
+The plugin records the first 250 collectives of a period, 250 ms on average; the empty one has no limit. So the median
+is of collectives that are not recorded, and the 99th percentile of those that are.
+
+all_reduce      absent, off, kernel, empty_plugin: median time of a 1 KB all-reduce
+all_reduce_p99  the 99th percentile of a turn
+plugin          off, kernel: what is added to the median of absent; of kernel beside the peer empty_plugin
+plugin_p99      the same of the 99th percentile
+records         kernel: share of the collectives that have kernel records
+verdict         straggler: share of trials in which the rank that sleeps for 2 ms before each step is named, within
+                25 %; nobody: share of trials without one in which nobody is named
 
 The job runs under the Python that --torch names; NCCL_* of the environment count.
 """
@@ -92,9 +97,10 @@ class Job:
             process.stdin.write(command + "\n")
         return self.answers()
 
-    def reduce_ns(self) -> float:
-        """The median time of a small all-reduce, of rank 0."""
-        return float(self.do(*[f"time {REDUCES} {SMALL_BYTES}"] * RANKS)[0])
+    def reduce_ns(self) -> tuple[float, float]:
+        """Median and 99th percentile of the time of a small all-reduce, of rank 0."""
+        middle, high = map(float, self.do(*[f"time {REDUCES} {SMALL_BYTES}"] * RANKS)[0].split())
+        return middle, high
 
 
 def empty_job(stack: contextlib.ExitStack, python: str) -> Job:
@@ -114,6 +120,7 @@ class Observed(Job):
         super().__init__(stack, python, environment(place))
         self.watchers = {events: Watcher(events, [place]) for events in (0, EVENTS["kernel"])}
         self.watcher = self.watchers[0]
+        self.shares: list[float] = []  # of the collectives of each turn with kernel events: that have records
         self.set(0)
         stack.callback(self.close)
 
@@ -130,18 +137,16 @@ class Observed(Job):
             raise SystemExit(f"the plugin was not loaded by all ranks: {self.watcher.refused}")
         wait_until(lambda: all(ring.applied == events for ring in self.watcher.rings), "the mask is in force", 10)
 
-    def off_ns(self) -> float:
+    def off_ns(self) -> tuple[float, float]:
         """As reduce_ns, with the plugin off."""
         self.set(0)
         return self.reduce_ns()
 
-    def kernel_ns(self) -> float:
+    def kernel_ns(self) -> tuple[float, float]:
         """As reduce_ns, with kernel events."""
         self.set(EVENTS["kernel"])
         took_ns = self.reduce_ns()
-        found = self.watcher.update(time.monotonic_ns())
-        if len(found) < REDUCES * RANKS:
-            note(f"only {len(found)} of {REDUCES * RANKS} operations were read")
+        self.shares.append(len(self.watcher.update(time.monotonic_ns())) / (REDUCES * RANKS))
         return took_ns
 
     def verdict(self, late_rank: int | None) -> Straggler | None:
@@ -172,7 +177,8 @@ def main() -> None:
     if gpus(options.torch) < RANKS:
         note(f"left out: {options.torch} has no PyTorch with {RANKS} GPUs (--torch)")
         return
-    took: list[list[float]] = [[] for _ in CASES]
+    took: list[list[tuple[float, float]]] = [[] for _ in CASES]
+    shares: list[float] = []
     named: list[bool] = []
     nobody: list[bool] = []
     for start in range(options.jobs):
@@ -180,23 +186,28 @@ def main() -> None:
             sides = (absent.reduce_ns, observed.off_ns, observed.kernel_ns, empty.reduce_ns)
             turns = alternating(options.rounds, *sides)
             took = [former + own for former, own in zip(took, turns, strict=True)]
-            note(f"1 KB all-reduce, {', '.join(CASES)}: {', '.join(f'{median(own) / 1e3:.2f}' for own in turns)} µs")
+            shares += observed.shares[1:]  # without the warm-up
+            for at, which in enumerate(("p50", "p99")):
+                told = ", ".join(f"{median([each[at] for each in own]) / 1e3:.2f}" for own in turns)
+                note(f"1 KB all-reduce, {which} of {', '.join(CASES)}: {told} µs")
             for trial in range(options.trials if start == 0 else 0):
-                observed.set(EVENTS["kernel"])
+                observed.set(0)
+                observed.set(EVENTS["kernel"])  # a period begins
                 rank = trial % RANKS
                 found, nothing = observed.verdict(rank), observed.verdict(None)
                 close = found is not None and abs(found.late_ns / (LATE_US * 1e3) - 1) < 0.25
                 named.append(close and found.rank == rank)
                 nobody.append(nothing is None)
                 note(f"rank {rank} late: {found}; nobody: {nothing}")
-    for case, own in zip(CASES, took, strict=True):
-        emit("jobs", "all_reduce", median(own), "ns", "lower", case=case, n=len(own))
-    absent_ns, off_ns, kernel_ns, empty_ns = map(median, took)
     n = len(took[0])
-    emit("jobs", "plugin", off_ns - absent_ns, "ns", "lower", case="off", n=n)
-    beside = {"peer": "empty_plugin", "peer_value": empty_ns - absent_ns}
-    emit("jobs", "plugin", kernel_ns - absent_ns, "ns", "lower", case="kernel", n=n, **beside)
-    emit("jobs", "plugin", kernel_ns - empty_ns, "ns", "lower", case="kernel_own", n=n)
+    for at, suffix in enumerate(("", "_p99")):
+        absent_ns, off_ns, kernel_ns, empty_ns = figures = [median([each[at] for each in own]) for own in took]
+        for case, value in zip(CASES, figures, strict=True):
+            emit("jobs", f"all_reduce{suffix}", value, "ns", "lower", case=case, n=n)
+        emit("jobs", f"plugin{suffix}", off_ns - absent_ns, "ns", "lower", case="off", n=n)
+        beside = {"peer": "empty_plugin", "peer_value": empty_ns - absent_ns}
+        emit("jobs", f"plugin{suffix}", kernel_ns - absent_ns, "ns", "lower", case="kernel", n=n, **beside)
+    emit("jobs", "records", median(shares), "share", "higher", case="kernel", n=len(shares))
     for case, right in (("straggler", named), ("nobody", nobody)):
         emit("jobs", "verdict", sum(right) / len(right), "share", "higher", case=case, n=len(right))
 
