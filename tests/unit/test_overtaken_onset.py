@@ -107,11 +107,11 @@ class World:
     def hear(self, now_ns: int) -> None:
         arrived = sorted(each for each in self.answers if each[0] <= now_ns)
         self.answers = [each for each in self.answers if each[0] > now_ns]
-        for back, path, slot, sent_ns, there in arrived:
-            where = np.array([path])
-            self.sessions.answer(path * self.flows, slot, sent_ns)
-            stamps, at = np.array([[there], [back - sent_ns - there]]), np.array([[sent_ns], [back]])
-            self.measured.add(where, stamps, at, np.array([back]))
+        if arrived:  # one read of the ring
+            back, rows, _, sent, there = np.array(arrived).T
+            for path, slot, sent_ns in zip(rows.tolist(), (each[2] for each in arrived), sent.tolist(), strict=True):
+                self.sessions.answer(path * self.flows, slot, sent_ns)
+            self.measured.add(rows, np.array([there, back - sent - there]), np.array([sent, back]), back)
         for _, path, slot, sent_ns, there in arrived if not self.foreign else ():
             newest = max((each for at_ns, each in self.came[1 - path] if at_ns < sent_ns + there), default=None)
             row, other = path * self.flows, (1 - path) * self.flows
