@@ -143,6 +143,7 @@ def test_the_kernel_leaves_a_silent_rail_by_itself(lab, agents, tmp_path):
             support.wait_until(lambda: stream.passes(last), STOPPED_S, "the stream goes on")
             with stopped(agents[0].pid):
                 support.wait_until(lambda: stream.passes(last), STOPPED_S, "without an agent as well")
+        support.wait_until(lambda: reroutes(first), 30, "the beginning is told while the rail is silent")
         lab.heal(rail)
 
         support.wait_until(
