@@ -1,9 +1,9 @@
 """A longer way: a process that holds packets for a fixed time, one way, until it is ended.
 
-Run inside a rail's namespace as `python -m pytools.lab.delay_line DEVICE EXTRA_NS`. It makes a TUN device: what is
-routed there is written back a fixed time later, in order, and so forwarded on. The time runs from the time stamp of a
-packet socket on the device to the end of a busy wait: that keeps the spacing of a coded pair far better than reading
-from the device would.
+Run inside a rail's namespace as `python -m pytools.lab.delay_line DEVICE EXTRA_NS SPREAD_NS`. It makes a TUN device:
+what is routed there is written back a fixed time later, and up to SPREAD_NS more, in order, and so forwarded on. The
+time runs from the time stamp of a packet socket on the device to the end of a busy wait: that keeps the spacing of a
+coded pair far better than reading from the device would.
 
 Prints `ready` once the device is there.
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import itertools
 import os
 import select
 import signal
@@ -21,6 +22,7 @@ import struct
 import sys
 import time
 from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 
 from pytools.kernel import socket_filter as bpf
@@ -65,7 +67,12 @@ def open_tap(name: str) -> socket.socket:
     return tap
 
 
-def take(tap: socket.socket, waiting: deque[tuple[int, bytes]], extra_ns: int) -> bool:
+def times(extra_ns: int, spread_ns: int) -> Iterator[int]:
+    """How long to hold each packet: neighbours differ, and few of them cover the spread evenly (golden section)."""
+    return (extra_ns + number * 618_034 % 1_000_000 * spread_ns // 1_000_000 for number in itertools.count())
+
+
+def take(tap: socket.socket, waiting: deque[tuple[int, bytes]], extra_ns: Iterator[int]) -> bool:
     """Put the next packet into the queue with the time when it is due; False when there is none."""
     try:
         packet, ancillary, _, _ = tap.recvmsg(_PACKET_BYTES, 64)
@@ -73,11 +80,11 @@ def take(tap: socket.socket, waiting: deque[tuple[int, bytes]], extra_ns: int) -
         return False
     seconds, nanoseconds = _TIMESPEC.unpack_from(ancillary[0][2])
     if packet[0] >> 4 == 4 or packet[24] != 0xFF:  # not IPv6 multicast: that is the device's own chatter
-        waiting.append((seconds * 10**9 + nanoseconds + extra_ns, packet))
+        waiting.append((seconds * 10**9 + nanoseconds + next(extra_ns), packet))
     return True
 
 
-def hold(device: int, tap: socket.socket, extra_ns: int) -> None:
+def hold(device: int, tap: socket.socket, extra_ns: Iterator[int]) -> None:
     """Hold packets for ever. Times are CLOCK_REALTIME, as the kernel's time stamps are."""
     waiting: deque[tuple[int, bytes]] = deque()
     ready = select.select
@@ -121,7 +128,7 @@ def main() -> None:
     device = open_device(sys.argv[1])
     tap = open_tap(sys.argv[1])
     print("ready", flush=True)
-    hold(device, tap, int(sys.argv[2]))
+    hold(device, tap, times(int(sys.argv[2]), int(sys.argv[3])))
 
 
 if __name__ == "__main__":

@@ -230,8 +230,8 @@ class Lab:
         """
         faults.blackhole(self.spec, rail, direction, inner)
 
-    def delay(self, rail: int, source: int, destination: int, extra_us: float) -> None:
-        """Let packets from one host to another take longer over one rail, by a fixed time, and not the way back.
+    def delay(self, rail: int, source: int, destination: int, extra_us: float, spread_us: float = 0.0) -> None:
+        """Let packets from one host to another take longer over one rail, and not the way back.
 
         Each packet passes a process, so this is for probes and light traffic. It lowers the time to live by one more.
 
@@ -241,9 +241,11 @@ class Lab:
             From which host to which.
         extra_us : float
             By how much.
+        spread_us : float
+            By how much more at most, another time for each packet.
         """
         device, extra_ns = faults.longer_way(self.spec, rail, source, destination, extra_us)
-        words = device, str(extra_ns)
+        words = device, str(extra_ns), str(round(spread_us * 1000))
         line = self._start(rail, self.rails[rail - 1], "delay_line", *words, output=subprocess.PIPE)
         processes.wait_until_ready(line)
         faults.divert(self.spec, rail, source, destination, device)

@@ -444,7 +444,7 @@ def test_the_commands_do_it_all(unique_name):
         lab("delay", "--rail", "1", "--direction", "h2:h1", "--us", "300")
         lab("bursts", "--rail", "1", "--share", "0.1")
         commands = " ".join(each["command"] for each in json.loads(lab("show", "-j"))["processes"])
-        assert "pytools.lab.delay_line hold2-1 300000" in commands
+        assert "pytools.lab.delay_line hold2-1 300000 0" in commands
         assert f"pytools.lab.bursts {name} 1 0.1 1" in commands
         lab("congest", "--rail", "1", "--rate", "10mbit", "--toward", "h2")
         lab("blackhole", "--rail", "1", "--direction", "h1:h2")

@@ -26,6 +26,7 @@ BASE_S = 2
 WINDOWS = 6  # for so many of them the queue stands
 RATE, LOAD, QUEUE_BYTES = "10mbit", "12mbit", 22_000  # 17 ms
 LONGER_US = 9_000
+SPREAD_US = 300  # more than a busy machine adds to the smallest round trips
 LAB = {"rate": "100mbit"}
 
 
@@ -174,13 +175,13 @@ def settled_after(observer: Observer, since_ns: int) -> PathDelay:
 def test_a_longer_route_both_ways_settles_though_the_hop_counts_stay(lab):
     """As a detour below IP does: here the same device holds the packets, longer."""
     for source, destination in ((1, 2), (2, 1)):
-        lab.delay(1, source, destination, 300)
+        lab.delay(1, source, destination, 300, SPREAD_US)
     started(lab)  # now: without load this device jitters more than a cable, and how much is part of the base
     with contextlib.closing(listening(lab)) as observer:
         measured(observer)
         lab.heal()
         for source, destination in ((1, 2), (2, 1)):
-            lab.delay(1, source, destination, LONGER_US)
+            lab.delay(1, source, destination, LONGER_US, SPREAD_US)
         since_ns = time.monotonic_ns()
         told = settled_after(observer, since_ns)
         assert told.round_trip_min_ns > 2 * LONGER_US * 1000 * 0.9, "the route is the longer one still"
