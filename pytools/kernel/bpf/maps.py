@@ -20,6 +20,7 @@ from pytools.kernel.bpf import syscall
 
 _PERCPU_TYPES = (5, 6, 10)  # BPF_MAP_TYPE_PERCPU_HASH, PERCPU_ARRAY, LRU_PERCPU_HASH
 _BATCH = 512  # at once: larger buffers, made and freed each second, leave the heap in pieces
+_SMALL = 16  # at first, in a map that was empty: most hold few of the entries that they could, times CPUs
 _ENOTSUPP = 524  # the kernel's own, not in errno.h
 
 
@@ -62,6 +63,7 @@ class Map:
         stride = (value.itemsize + 7) // 8 * 8 if self.percpu else value.itemsize
         self._slot = np.dtype({"names": ["value"], "formats": [value], "offsets": [0], "itemsize": stride})
         self._batched = True
+        self._found = 0  # entries, when it was read last
 
     def read(self) -> tuple[NDArray[Any], NDArray[Any]]:
         """All keys and values.
@@ -185,12 +187,13 @@ class Map:
 
     def _batches(self, at_once: int) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
         value_bytes = self._slot.itemsize * self._cpus
-        size = min(at_once, self.max_entries)
+        most = min(at_once, self.max_entries)
+        size, start, last, total = max(_SMALL, 2 * self._found), 0, False, 0
         token = ctypes.create_string_buffer(max(8, self.key.itemsize))
-        keys = ctypes.create_string_buffer(size * self.key.itemsize)
-        values = ctypes.create_string_buffer(size * value_bytes)
-        start, last = 0, False
         while not last:
+            size = min(size, most)
+            keys = ctypes.create_string_buffer(size * self.key.itemsize)
+            values = ctypes.create_string_buffer(size * value_bytes)
             where = (start, syscall.address(token), syscall.address(keys), syscall.address(values))
             attributes = struct.pack("<QQQQIIQQ", *where, size, self.fd, 0, 0)
             buffer = ctypes.create_string_buffer(attributes, len(attributes))
@@ -199,16 +202,18 @@ class Map:
             except OSError as error:
                 if error.errno == errno.ENOSPC:  # one hash bucket holds more than fits: ask for more at once
                     size *= 2
-                    keys = ctypes.create_string_buffer(size * self.key.itemsize)
-                    values = ctypes.create_string_buffer(size * value_bytes)
+                    most = max(most, size)
                     continue
                 if error.errno != errno.ENOENT:
                     raise
                 last = True
             count = struct.unpack_from("<I", buffer.raw, 32)[0]
             start = syscall.address(token)
+            total += count
             found = memoryview(keys)[: count * self.key.itemsize], memoryview(values)[: count * value_bytes]
             yield self._shaped(*found, count)
+            size *= 2  # there is more
+        self._found = total
 
     def _read_one_by_one(self) -> tuple[NDArray[Any], NDArray[Any]]:
         value_bytes = self._slot.itemsize * self._cpus
