@@ -7,6 +7,7 @@ the second kernel's tests need of it is built out here: emulated, a compiler tak
 from __future__ import annotations
 
 import atexit
+import ctypes
 import functools
 import os
 import shutil
@@ -36,6 +37,17 @@ def directory() -> Path:
     made = Path(tempfile.mkdtemp(prefix="swerve-native-"))
     atexit.register(shutil.rmtree, made, ignore_errors=True)
     return made
+
+
+@functools.cache
+def library(name: str, headers: Path) -> ctypes.CDLL:
+    """tests/native/NAME.c as a library: arithmetic of a header, with checks for undefined behaviour."""
+    target = directory() / f"{name}.so"
+    cc(
+        *("-shared", "-fPIC", "-Wextra", "-Werror", "-fsanitize=undefined", "-fno-sanitize-recover"),
+        *(f"-I{headers}", NATIVE / f"{name}.c", "-o", target),
+    )
+    return ctypes.CDLL(str(target))
 
 
 @functools.cache

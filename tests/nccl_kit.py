@@ -40,12 +40,7 @@ def built_empty() -> Path:
 @functools.cache
 def limit() -> ctypes.CDLL:
     """What is in pytools/sources/jobs/nccl/limit.h."""
-    target = native_build.directory() / "nccl_limit.so"
-    native_build.cc(
-        *("-shared", "-fPIC", "-Wextra", "-Werror", "-fsanitize=undefined", "-fno-sanitize-recover"),
-        *(f"-I{SOURCES}", native_build.NATIVE / "nccl_limit.c", "-o", target),
-    )
-    library = ctypes.CDLL(str(target))
+    library = native_build.library("nccl_limit", SOURCES)
     library.begins.restype = library.at.restype = ctypes.c_uint64
     library.begins.argtypes = library.at.argtypes = [ctypes.c_uint64]
     library.next.restype = ctypes.c_uint8

@@ -30,12 +30,7 @@ CState, CLimits = structure(law.State), structure(law.Limits)
 
 @functools.cache
 def compiled() -> ctypes.CDLL:
-    target = native_build.directory() / "hold_law.so"
-    native_build.cc(
-        *("-shared", "-fPIC", "-Wextra", "-Werror", "-fsanitize=undefined", "-fno-sanitize-recover"),
-        *(f"-I{BPF}", native_build.NATIVE / "hold_law.c", "-o", target),
-    )
-    library = ctypes.CDLL(str(target))
+    library = native_build.library("hold_law", BPF)
     library.release.restype = library.root.restype = ctypes.c_uint64
     library.root.argtypes = [ctypes.c_uint64]
     library.sample.argtypes = [ctypes.c_void_p, ctypes.c_void_p, *[ctypes.c_uint64] * 3]
