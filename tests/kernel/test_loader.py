@@ -101,6 +101,28 @@ def test_maps_are_arrays_of_the_compiled_types(tmp_path: Path, monkeypatch: pyte
         assert loaded.map("percpu").read_percpu_sum().tolist() == [0, 11, 0]
 
 
+def test_there_is_room_for_as_many_entries_as_a_map_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def counted(command: int, buffer: ctypes.Array[ctypes.c_char], size: int) -> int:
+        if command == syscall.MAP_LOOKUP_BATCH:
+            asked.append(int.from_bytes(buffer.raw[32:36], sys.byteorder))
+        return really_call(command, buffer, size)
+
+    with loader.load([program(tmp_path, "maps.c", MAPS, "nothing")]) as loaded:
+        table = loaded.map("table")
+        for a in range(100):
+            key = np.zeros((), table.key)
+            key["a"] = a
+            table.update(key, np.zeros((), table.value))
+        monkeypatch.setattr(syscall, "call", counted)
+        assert sorted(table.read()[0]["a"].tolist()) == list(range(100))
+        assert asked == [16 << turn for turn in range(len(asked))], "twice as much each time, until all were read"
+        asked.clear()
+        assert sorted(table.read()[0]["a"].tolist()) == list(range(100))
+        assert asked == [200], "all at once"
+
+
 def test_a_full_map_says_so(tmp_path: Path) -> None:
     text = "BPF_HASH(tiny, u32, u32, 2);\nint f(struct __sk_buff *skb) { u32 k = 0; tiny.lookup(&k); return 0; }"
     with loader.load([program(tmp_path, "tiny.c", text, "f")]) as loaded:

@@ -278,6 +278,32 @@ def allowed() -> Iterator[set[int]]:
     os.sched_setaffinity(0, before)
 
 
+class AtOnce:
+    """A GPU whose answers are there before it is asked."""
+
+    def __init__(self) -> None:
+        self.memory: list[memoryview] = []
+
+    def pinned(self, size: int) -> tuple[memoryview, int]:
+        self.memory.append(memoryview(bytearray(size)))
+        return self.memory[-1], len(self.memory)
+
+    def launch(self, *_: object) -> None:
+        answers = self.memory[1].cast("Q")
+        for place in range(len(answers)):
+            answers[place] = 1
+
+    def wait(self) -> None:
+        pass
+
+
+def test_a_question_comes_no_sooner_than_its_wait_after_the_answer_before() -> None:
+    rows = pings.Pinger(AtOnce()).burst()  # type: ignore[arg-type]
+    waits = [pings.wait_ns(place) for place in range(2, pings.PINGS + 1)]
+    assert len(rows) == pings.PINGS
+    assert (rows[1:, 0] - rows[:-1, 2] >= waits).all()
+
+
 @given(st.integers(400, pings.SPREAD_NS), st.integers(0, 5000))
 def test_some_question_of_a_burst_comes_just_before_a_look(look_ns: int, turn_ns: int) -> None:
     """A GPU looks every look_ns from its last answer on; the host asks turn_ns after that, and waits."""
@@ -367,7 +393,11 @@ def test_the_child_reads_the_timers_of_all_gpus(fake: int, closing: list[Heard])
     heard = Heard()
     closing.append(heard)
     support.wait_until(
-        lambda: heard.turn() and len(heard.signals) == 2 and all(each.pings > 25 for each in heard.signals.values()),
+        lambda: (
+            heard.turn()
+            and len(heard.signals) == 2
+            and all(each.pings > 25 and each.state == "synchronised" for each in heard.signals.values())
+        ),
         60,
         "both timers are related",
     )

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from pytools import config
 from pytools.errors import CapabilityError, UsageError
-from pytools.lab import Lab, building, bursts, cli, clocks, faults, load, timekeeping, topology, wiring
+from pytools.lab import Lab, building, bursts, cli, clocks, delay_line, faults, load, timekeeping, topology, wiring
 from pytools.lab.clocks import Step, VirtualClock, Wander, draw, offset_between
 from pytools.lab.topology import Spec, lab_of_namespace, namespace_pattern, parse_rate, rate_text
 
@@ -508,3 +508,10 @@ def test_there_must_be_a_clock_for_each_host() -> None:
         timekeeping.wanted(2, [VirtualClock()])
     assert timekeeping.wanted(2, None) is None
     assert len(timekeeping.wanted(3, 7) or []) == 3
+
+
+def test_a_longer_way_holds_neighbours_for_other_times_and_all_within_the_spread() -> None:
+    held = list(islice(delay_line.times(9_000_000, 300_000), 8))
+    assert all(9_000_000 <= each < 9_300_000 for each in held)
+    assert max(np.diff([9_000_000, *sorted(held), 9_300_000])) < 2 * 300_000 / len(held), "a few of them cover it"
+    assert set(islice(delay_line.times(9_000_000, 0), 8)) == {9_000_000}
