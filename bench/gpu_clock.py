@@ -135,6 +135,8 @@ def measure(direct: Direct, seconds: float) -> tuple[NDArray[np.float64], NDArra
         [each for each in lines[gpu.uuid] if each.pings > LEAST_PINGS] for gpu in (direct.first, direct.second)
     )
     note(f"lines: {len(first)} and {len(second)}; last bounds {first[-1].bound_ns} and {second[-1].bound_ns} ns")
+    trips = [min(each.round_trip_min_ns for each in side) for side in (first, second)]
+    note(f"smallest round trips through the host: {trips[0]} and {trips[1]} ns")
     note_cpus([(heard[gpu.uuid], own) for gpu, own in ((direct.first, first), (direct.second, second))])
     differences, bounds = [], []
     times, values = np.array([each[0] for each in bursts]), np.array([each[1] for each in bursts])
