@@ -5,9 +5,8 @@
 cpu, cpu_threads
          shares of a core over a minute, of the agent's thread and of those that look through /proc and at rings. The
          source runs alone, while somebody listens to `job`, as nothing else makes it work:
-         ranks64         64 ranks on this host, each with eight more processes, and 32 connections. Every connection
-                         is reported once per second as `tcp_flow`; what that costs the source of TCP is not counted.
-                         RAS is off
+         ranks64         64 ranks on this host, each with eight more processes, and 32 connections, all of which
+                         send. What it costs the source of TCP to read them is not counted. RAS is off
          idle            as many processes, none of which is a rank
 verdict  share of the trials in which the first cause but CPU steal was the planted one, within ten windows, and was
          not named in the last window before:
@@ -43,6 +42,7 @@ from typing import Any
 from unittest import mock
 
 import nccl_plugin
+import numpy as np
 import pynvml
 from _common import emit, gpus, note
 
@@ -55,11 +55,13 @@ import support
 from pytools.config import AgentConfig
 from pytools.ipc.bus import Bus
 from pytools.lab import Lab
-from pytools.signals import GPU_REASONS, Job, JobVerdict, Owner, Path, TcpFlow
+from pytools.signals import GPU_REASONS, Job, JobVerdict, Owner, Path
 from pytools.sources.gpu.source import GpuSource
 from pytools.sources.jobs.nccl.watching import environment
 from pytools.sources.jobs.processes import EVERY_NS
 from pytools.sources.jobs.source import JobSource
+from pytools.sources.tcp.connections import COUNTS, Connections, Described, Feed
+from pytools.sources.tcp.table import SLICE
 
 RANKS, CHILDREN, CONNECTIONS = 64, 8, 32
 SETTLING_S, WINDOW_S = 10.0, 60.0
@@ -102,18 +104,19 @@ def cost() -> None:
         with contextlib.ExitStack() as ending:
             pids = [start(ending, rank, case != "idle") for rank in range(RANKS)]
             bus = Bus()
-            source = JobSource(AgentConfig("h1", []), bus)
+            feed = Feed()
+            source = JobSource(AgentConfig("h1", []), bus, feed)
             ending.callback(source.close)
             listening = bus.subscribe(frozenset({"job"}))
             reported = pids if case != "idle" else []
-            run(bus, source, reported, SETTLING_S)
+            run(feed, source, reported, SETTLING_S)
             found = [each for each in listening.read() if isinstance(each, Job)][-1:]
             ranks = sum(len(each.ranks) for each in found)
             note(f"{ranks} ranks, {sum(each.processes for job in found for each in job.ranks)} processes")
             connections = sum(each.connections for job in found for each in job.paths)
             if ranks != len(reported) or connections != len(reported) * CONNECTIONS:
                 raise SystemExit("not all were found, or too many")
-            own, threads = run(bus, source, reported, WINDOW_S)
+            own, threads = run(feed, source, reported, WINDOW_S)
             emit("jobs", "cpu", own, "share", "lower", case=case, n=int(WINDOW_S * SECOND_NS / EVERY_NS))
             emit("jobs", "cpu_threads", threads, "share", "lower", case=case, n=int(WINDOW_S * SECOND_NS / EVERY_NS))
 
@@ -130,7 +133,7 @@ def start(ending: contextlib.ExitStack, rank: int, in_job: bool) -> int:
     return process.pid
 
 
-def run(bus: Bus, source: JobSource, pids: list[int], seconds: float) -> tuple[float, float]:
+def run(feed: Feed, source: JobSource, pids: list[int], seconds: float) -> tuple[float, float]:
     """Let it work; the shares of a core that its own calls take, and its threads."""
     began_s, spent_s, round_ns = time.monotonic(), 0.0, 0
     others_s, due_ns = time.thread_time() - time.process_time(), 0
@@ -138,10 +141,11 @@ def run(bus: Bus, source: JobSource, pids: list[int], seconds: float) -> tuple[f
         now_ns = time.monotonic_ns()
         if now_ns >= round_ns:
             round_ns = now_ns + SECOND_NS
-            flows = [flow(pid, n, now_ns) for pid in pids for n in range(CONNECTIONS)]
+            parts = [part(pids, first, now_ns) for first in range(0, len(pids) * CONNECTIONS, SLICE)]
             before_s = time.thread_time()
-            for each in flows:
-                bus.publish(each)
+            for each in parts:
+                if feed.reader is not None:
+                    feed.reader(each)
             spent_s += time.thread_time() - before_s
         if now_ns >= due_ns:
             before_s = time.thread_time()
@@ -152,19 +156,30 @@ def run(bus: Bus, source: JobSource, pids: list[int], seconds: float) -> tuple[f
     return spent_s / (time.monotonic() - began_s), others_s / (time.monotonic() - began_s)
 
 
-def flow(pid: int, number: int, now_ns: int) -> TcpFlow:
-    """A connection of a rank, which has sent a gigabit more each second."""
-    path = PATHS[number % len(PATHS)]
-    fields: dict[str, Any] = dict.fromkeys(TcpFlow.__struct_fields__, 0)  # most are not looked at
-    fields |= {
-        "local_port": number,
-        "remote": str(pid),
-        "path": path,
-        "interface": path.interface,
-        "namespace": "",
-        "stall": None,
-    }
-    return TcpFlow(**fields | {"at_ns": now_ns, "owner": Owner(pid), "state": "open", "sent_bytes": now_ns // 8})
+def part(pids: list[int], first: int, now_ns: int) -> Connections:
+    """Connections of ranks, as the source of TCP reads them at a time; each sends a gigabit more each second."""
+    numbers = np.arange(first, min(first + SLICE, len(pids) * CONNECTIONS))
+    counts = np.zeros((len(numbers), len(COUNTS)), np.int64)
+    counts[:, COUNTS.index("sent_bytes")] = now_ns // 8
+    none = np.zeros(len(numbers), np.int64)
+
+    def describe(at: int) -> Described:
+        rank, number = divmod(int(numbers[at]), CONNECTIONS)
+        path = PATHS[number % len(PATHS)]
+        return Described(Owner(pids[rank]), path, path.interface)
+
+    return Connections(
+        now_ns,
+        cookie=(1 + numbers).astype(np.uint64),
+        counts=counts,
+        ifindex=(1 + numbers % len(PATHS)).astype(np.uint32),
+        foreign=none != 0,
+        closed=none != 0,
+        first_ns=none,
+        srtt_ns=none,
+        stalls={},
+        describe=describe,
+    )
 
 
 def planted(causes: list[Any], kind: str, **fields: Any) -> bool:
@@ -183,7 +198,10 @@ def watched(trials: int, batch: Batch, plant: Callable[[int | None], None], kind
     found = []
     with contextlib.ExitStack() as ending:
         bus = Bus()
-        sources = [JobSource(AgentConfig("h1", []), bus), GpuSource(AgentConfig("h1", []), bus, File("/dev/null"))]
+        sources = [
+            JobSource(AgentConfig("h1", []), bus, Feed()),
+            GpuSource(AgentConfig("h1", []), bus, File("/dev/null")),
+        ]
         for source in sources:
             ending.callback(source.close)
         ending.callback(plant, None)

@@ -50,6 +50,7 @@ from pytools.sources.programs import SAMPLE_EGRESS, TCP_EGRESS
 from pytools.sources.rdma.waiting import RdmaWhenThere
 from pytools.sources.recording import RECORDING_LATE_NS, RecordingSource
 from pytools.sources.source import RELAXED_NS, Source
+from pytools.sources.tcp.connections import Feed
 from pytools.sources.tcp.source import TcpSource
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ class Agent(Closing):
         self._began_ns = time.monotonic_ns()
         self._waiting: Mapping[str, str] = {}  # fields of the configuration that wait for a restart, and why
         self._slots: dict[str, Slot[Any]] = {}
+        self._feed = Feed()  # from the connections to the jobs
         self._closing = contextlib.ExitStack()
         try:
             self._build(config, namespace, compilation)
@@ -129,7 +131,9 @@ class Agent(Closing):
         )
         failed = [loaded.failed, hooks.failed, rdma.failed]
         if TCP_EGRESS in loaded.programs:  # notes in the constructor what happened before the first tick
-            connections = TcpSource(config, loaded, Interfaces(), bus, mesh.paths.path_of, mesh.paths.all_paths)
+            connections = TcpSource(
+                config, loaded, Interfaces(), bus, mesh.paths.path_of, mesh.paths.all_paths, self._feed
+            )
             failed.append(connections.failed)
             self._add(connections)
         self._add_slot("peers", lambda now: NexthopSource(now.host, [each.address for each in now.peers], netlink, bus))
@@ -144,7 +148,7 @@ class Agent(Closing):
             self._add(PathEcnSource(config, loaded, bus, lambda: mesh.paths.current), RELAXED_NS)
         sizes = PathMtuSource(config, bus, lambda: mesh.paths.current)
         self._add(sizes, sizes.late_ns)
-        for source, late_ns in ((rdma, 0), (JobSource(config, bus), RELAXED_NS)):
+        for source, late_ns in ((rdma, 0), (JobSource(config, bus, self._feed), RELAXED_NS)):
             self._add(source, late_ns)
         slots: list[Slot[RecordingSource] | Slot[GpuSource]] = [
             self._add_slot("gpu", lambda now: GpuSource(now, bus) if now.gpu.enabled or now.gpu.clock else None),

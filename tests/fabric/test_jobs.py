@@ -19,6 +19,7 @@ from pytools.lab import Lab
 from pytools.lab.topology import Host
 from pytools.signals import Job
 from pytools.sources.jobs.source import JobSource
+from pytools.sources.tcp.connections import Feed
 
 pytestmark = pytest.mark.beside
 
@@ -39,7 +40,7 @@ def test_ras_is_asked_in_the_network_namespace_of_the_rank(namespace: str) -> No
         process = subprocess.Popen([*RANK, "serve"], env=given)
     here = os.stat("/proc/thread-self/ns/net").st_ino
     bus = Bus()
-    source = JobSource(AgentConfig("h1", [], tcp=Tcp(namespaces="all"), windows=Windows(long_ms=100)), bus)
+    source = JobSource(AgentConfig("h1", [], tcp=Tcp(namespaces="all"), windows=Windows(long_ms=100)), bus, Feed())
     listening = bus.subscribe(frozenset({"job"}))
     try:
 

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import pytest
 import samples
+from connections import connections, member
 from support import mentions
 
 from pytools.estimators import job_causes
@@ -133,10 +134,9 @@ def connection(path: NetworkPath, port: int, sent: int, **changes: Any) -> TcpFl
 
 def window(*told: tuple[TcpFlow, TcpFlow]) -> list[Sum]:
     traffic = Traffic()
-    place = Place("env", "", "env:n1:1", False, 0, 2, None, "", "")
-    traffic.set_ranks({"job": [Member(place, Owner(4711, "py", "/a"), 1000, 5, 4711, 0)]})
+    traffic.set_ranks({"job": [member(4711)]})
     for each in (*(first for first, _ in told), *(second for _, second in told)):
-        traffic.offer(Published(each))
+        traffic.take(connections(each))
     return traffic.window(NOW)
 
 

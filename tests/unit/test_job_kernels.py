@@ -27,6 +27,7 @@ from pytools.sources.jobs.kernels import summarise
 from pytools.sources.jobs.nccl import ring as rings
 from pytools.sources.jobs.nccl.ring import Ring
 from pytools.sources.jobs.source import JobSource
+from pytools.sources.tcp.connections import Feed
 
 pytestmark = pytest.mark.slow
 
@@ -70,7 +71,7 @@ class Ranks:
 def watched() -> Iterator[Any]:
     """A source; gives what waits for a verdict on the job of these tests."""
     bus = Bus()
-    source = JobSource(AgentConfig("h1", [], tcp=Tcp(namespaces="all"), windows=Windows(long_ms=1000)), bus)
+    source = JobSource(AgentConfig("h1", [], tcp=Tcp(namespaces="all"), windows=Windows(long_ms=1000)), bus, Feed())
     listening = bus.subscribe(frozenset({"job"}))
 
     def until(condition: Any, what: str) -> JobVerdict:

@@ -11,12 +11,15 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import samples
 import support
+from connections import connections, member
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
@@ -27,11 +30,12 @@ from pytools.signals import Job, Owner
 from pytools.signals import Path as NetworkPath
 from pytools.sources.jobs import processes as looking
 from pytools.sources.jobs import ras, verdicts
-from pytools.sources.jobs.environment import Place, place
-from pytools.sources.jobs.processes import Member, Processes
+from pytools.sources.jobs.environment import place
+from pytools.sources.jobs.processes import Processes
 from pytools.sources.jobs.ras import behind, of_job
 from pytools.sources.jobs.source import JobSource
 from pytools.sources.jobs.traffic import TYPES, Traffic
+from pytools.sources.tcp.connections import Feed
 from pytools.views import table_registry
 from pytools.views.filters import Query
 from pytools.views.model import Model, fold
@@ -406,18 +410,13 @@ def test_a_rank_is_known_by_the_communicator_that_numbers_as_the_job_does() -> N
 # ---- traffic ----
 
 
-def member(pid: int, number: int = 0, cgroup: str = "/a") -> Member:
-    found = Place("env", "", "env:n1:1", False, number, 2, None, "", "")
-    return Member(found, Owner(pid, "py", cgroup), 1000, 5, pid, 0)
-
-
 def test_bytes_are_of_the_window_and_of_the_rank() -> None:
     traffic = Traffic()
     traffic.set_ranks({"job": [member(4711), member(77, 1, "/b")]})
     at_ns = samples.AT_NS
 
     def offer(sent: int, **changes: Any) -> None:
-        traffic.offer(Published(samples.tcp_flow(sent_bytes=sent, at_ns=at_ns, **changes)))
+        traffic.take(connections(samples.tcp_flow(sent_bytes=sent, at_ns=at_ns, **changes)))
 
     def window() -> tuple[list[tuple[int, int, int]], tuple[int, int], tuple[int, int]]:
         found = sorted((each.connections, len(each.pairs), each.sent) for each in traffic.window(at_ns))
@@ -440,26 +439,44 @@ def test_bytes_are_of_the_window_and_of_the_rank() -> None:
     assert window() == ([], (0, 0), (0, 0))  # nobody has spoken of them since
 
 
-def test_ends_that_are_used_again_are_another_connection() -> None:
+def test_counts_that_go_back_and_ends_that_are_used_again_take_nothing_away() -> None:
     traffic = Traffic()
     traffic.set_ranks({"job": [member(4711)]})
     at_ns = samples.AT_NS
-    for sent, state in ((1000, "established"), (1200, "close"), (5, "established")):
-        traffic.offer(Published(samples.tcp_flow(sent_bytes=sent, state=state, at_ns=at_ns)))
+    for sent, state, cookie in ((1000, "established", 1), (1200, "close", 1), (5, "established", 2)):
+        traffic.take(connections(samples.tcp_flow(sent_bytes=sent, state=state, at_ns=at_ns), cookie=cookie))
     (found,) = traffic.window(at_ns)
-    assert (found.connections, found.sent, found.flows) == (1, 200, [200])
-    traffic.offer(Published(samples.tcp_flow(sent_bytes=25, at_ns=at_ns)))
+    assert (found.connections, found.sent, sorted(found.flows)) == (1, 200, [0, 200])
+    for sent, timeouts in ((25, 1), (3, 0), (4, 0)):  # its row made room for others, and was made anew
+        traffic.take(connections(samples.tcp_flow(sent_bytes=sent, timeouts=timeouts, at_ns=at_ns), cookie=2))
     (found,) = traffic.window(at_ns)
-    assert (found.connections, found.sent, found.flows) == (1, 20, [20])
+    assert (found.connections, found.sent, found.flows.tolist(), found.waits) == (1, 21, [21], [])
+
+
+def test_a_connection_whose_process_is_found_later_is_of_its_rank_from_then_on() -> None:
+    traffic = Traffic()
+    traffic.set_ranks({"job": [member(4711)]})
+    at_ns = samples.AT_NS
+    for sent, pid in ((1000, 0), (1500, 0), (1700, 4711)):
+        traffic.take(connections(samples.tcp_flow(sent_bytes=sent, owner=Owner(pid), at_ns=at_ns)))
+    (found,) = traffic.window(at_ns)
+    assert (found.connections, found.sent, traffic.held("job", 0)) == (1, 700, (1, 0))
+
+
+def test_a_row_without_a_socket_is_no_connection() -> None:
+    traffic = Traffic()
+    traffic.set_ranks({"job": [member(4711)]})
+    traffic.take(replace(connections(samples.tcp_flow()), cookie=np.zeros(1, np.uint64)))
+    assert traffic.window(samples.AT_NS) == []
 
 
 def test_timeouts_of_a_connection_are_added_up_however_often_it_is_reported() -> None:
     traffic = Traffic()
     traffic.set_ranks({"job": [member(4711)]})
     for timeouts in (1, 2, 2, 4):
-        traffic.offer(Published(samples.tcp_flow(timeouts=timeouts, stall=None, at_ns=samples.AT_NS)))
+        traffic.take(connections(samples.tcp_flow(timeouts=timeouts, stall=None, at_ns=samples.AT_NS)))
     (found,) = traffic.window(samples.AT_NS)
-    assert found.timeouts == 3 and [many for many, _ in found.stalls] == [3]
+    assert found.timeouts == 3 and found.waits == [(3, 0, 2_400_000)]
 
 
 def test_a_connection_goes_with_its_path_and_its_rank() -> None:
@@ -468,19 +485,19 @@ def test_a_connection_goes_with_its_path_and_its_rank() -> None:
     at_ns, other = samples.AT_NS, NetworkPath("h1", "h2", "10.9.0.2", "10.2.1.1", "rail2")
 
     def offer(sent: int, **changes: Any) -> None:
-        traffic.offer(Published(samples.tcp_flow(sent_bytes=sent, at_ns=at_ns, interface="eth0", **changes)))
+        traffic.take(connections(samples.tcp_flow(sent_bytes=sent, at_ns=at_ns, **{"interface": "eth0"} | changes)))
 
     def window() -> dict[NetworkPath | None, tuple[int, int]]:
         return {each.where[1]: (each.connections, each.sent) for each in traffic.window(at_ns)}
 
     offer(1000, path=samples.path())
     offer(1200, path=samples.path())
-    offer(1300, path=other)
+    offer(1300, path=other, interface="eth1")
     assert window() == {samples.path(): (0, 200), other: (1, 100)} and traffic.held("job", 0) == (1, 0)
-    offer(1400, path=other, owner=Owner(77, "py"))
+    offer(1400, path=other, interface="eth1", owner=Owner(77, "py"))
     assert window() == {other: (1, 100)} and (traffic.held("job", 0), traffic.held("job", 1)) == ((0, 0), (1, 0))
     traffic.set_ranks({"job": [member(77, 0, "/b")]})  # they were numbered anew
-    offer(1500, path=other, owner=Owner(77, "py"))
+    offer(1500, path=other, interface="eth1", owner=Owner(77, "py"))
     assert window() == {other: (1, 100)} and (traffic.held("job", 0), traffic.held("job", 1)) == ((1, 0), (0, 0))
 
 
@@ -492,7 +509,8 @@ class Listener:
 
     def __init__(self, folder: Path) -> None:
         self.bus = Bus()
-        self.source = JobSource(AgentConfig("h1", [], windows=Windows(long_ms=100)), self.bus, folder)
+        self.feed = Feed()
+        self.source = JobSource(AgentConfig("h1", [], windows=Windows(long_ms=100)), self.bus, self.feed, folder)
         self.listening = self.bus.subscribe(frozenset({"job"}))
 
     def until(self, condition: Callable[[Job], bool], what: str) -> Job:
@@ -538,7 +556,8 @@ def test_a_job_is_joined_with_its_traffic_and_ras(proc: Proc) -> None:
         assert [(each.rank, each.gpu, each.processes) for each in found.ranks] == [(0, 4, 1), (1, 5, 1)]
         assert (found.job, found.size, found.lagging, found.ras_ranks) == ("env:n1:29500", 2, [], 2)
         for sent in (5, 8):
-            listener.bus.publish(samples.tcp_flow(sent_bytes=sent, at_ns=time.monotonic_ns()))
+            assert listener.feed.reader is not None
+            listener.feed.reader(connections(samples.tcp_flow(sent_bytes=sent, at_ns=time.monotonic_ns())))
         found = listener.until(lambda job: sum(each.sent_bytes for each in job.paths) == 3, "what was sent is told")
         assert found.paths[0].path == samples.path() and found.ranks[0].connections == 1
         found = listener.until(lambda job: bool(job.lagging), "the rank that is behind is told")
@@ -547,7 +566,7 @@ def test_a_job_is_joined_with_its_traffic_and_ras(proc: Proc) -> None:
         ]
         listener.listening.close()
         listener.source.tick(time.monotonic_ns())
-        assert not listener.bus.wanted("tcp_flow")
+        assert listener.feed.reader is None and not listener.bus.wanted("rdma_qp")
         assert sum(listener.source.drops().values()) == 0
         listener.source.close()
 
@@ -562,7 +581,8 @@ def test_without_a_job_no_other_signal_is_asked_for(proc: Proc) -> None:
         nonlocal now_ns
         now_ns += SECOND
         listener.source.tick(now_ns)
-        return {listener.bus.wanted(each) for each in TYPES | verdicts.TYPES} == {wanted}
+        asked = {listener.bus.wanted(each) for each in TYPES | verdicts.TYPES}
+        return asked | {listener.feed.reader is not None} == {wanted}
 
     for _ in range(3):  # looks among them
         assert asks(False)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
 import pytest
 import tcp_tables
+from connections import member
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
@@ -22,7 +24,9 @@ from pytools.kernel.bpf.maps import Map
 from pytools.kernel.netlink import sockdiag
 from pytools.signals import Owner, PacketDrops, Path, Retransmissions, Stall, TcpFlow, TcpHost, TcpNamespace, TcpPath
 from pytools.sources.interfaces import Interfaces
+from pytools.sources.jobs.traffic import Traffic
 from pytools.sources.tcp import baselines, busiest, source, table
+from pytools.sources.tcp.connections import COUNTS, Feed
 from pytools.sources.tcp.drops import Drops, SocketDrops
 from pytools.sources.tcp.owners import Identity
 from pytools.sources.tcp.rows import CLOSED, Rows
@@ -515,8 +519,50 @@ def test_no_bytes_break_the_signals(raw: tuple[np.ndarray, np.ndarray]) -> None:
         lambda *_: "",
         lambda _: Stall(1, 2, 3),
     )
-    assert len(list(made.signals(keys, rows, [{}] * len(rows), 1, 2))) == len(rows)
+    signals = list(made.signals(keys, rows, [{}] * len(rows), 1, 2))
+    assert len(signals) == len(rows)
     assert len(asked) == int(((rows["flags"] & CLOSED == 0) & (rows["netns"] == 0)).sum())
+
+
+@given(ROWS)
+def test_connections_as_arrays_say_what_the_signals_say_whatever_the_bytes(raw: tuple[np.ndarray, np.ndarray]) -> None:  # type: ignore[type-arg]
+    keys = raw[0].copy().view(tcp_tables.KEY).reshape(-1)
+    rows = raw[1].copy().view(tcp_tables.FLOW).reshape(-1)
+
+    def owner(cookie: int, _: int) -> Owner:
+        return Owner(4711 + cookie % 2)
+
+    made = Rows("h1", str, path_of, owner, lambda *_: None, lambda *_: "", lambda _: Stall(1, 2, 3))
+    signals = list(made.signals(keys, rows, [{}] * len(rows), 1, 2))
+    found = made.connections(keys, rows, 1)
+    assert found.counts.astype(np.uint64).tolist() == [[getattr(each, name) for name in COUNTS] for each in signals]
+    assert found.srtt_ns.tolist() == [each.srtt_ns or 0 for each in signals]
+    assert [found.stalls.get(at) for at in range(len(rows))] == [each.stall for each in signals]
+    assert [found.describe(at) for at in range(len(rows))] == [
+        (each.owner, each.path, each.interface) for each in signals
+    ]
+    traffic = Traffic()
+    traffic.set_ranks({"job": [member(4711), member(4712, 1)]})
+    for _ in range(3):
+        traffic.take(found)
+        traffic.take(replace(found, ifindex=found.ifindex[::-1].copy()))
+        traffic.window(1)
+
+
+def test_a_reader_in_the_process_is_given_every_connection_first_and_without_signals() -> None:
+    kernel, bus, feed = Kernel(), Bus(), Feed()
+    config, interfaces = AgentConfig("h1", []), Interfaces(lambda index: NAMES.get(index, f"if{index}"))
+    made = TcpSource(config, cast(Loaded, kernel), interfaces, bus, path_of, feed=feed)
+    for port in range(3):
+        kernel.flows.update(flow_key(port), flow(last_ns=SECOND, cookie=port + 1, flags=CLOSED * (port == 2)))
+    run(made, SECOND)
+    given: list[list[int]] = []
+    feed.reader = lambda part: given.append(part.cookie.tolist())
+    kernel.flows.update(flow_key(1), flow(last_ns=5 * SECOND, cookie=2))
+    for second in range(5, 10):
+        run(made, second * SECOND)
+    assert given[0] == [1, 2, 3], "also that which ended"
+    assert given[1:] == [[2], [2], [], [1, 2]], "what is new since the second before the last walk, then all"
 
 
 # ---- the table ----

@@ -46,7 +46,9 @@ class Gpus:
             Index of the GPU by rank, as far as RAS says.
         """
         fresh = [each for each in self._newest.values() if now_ns - each.at_ns <= _STALE * each.window_ns]
-        everybody = frozenset(itertools.chain.from_iterable(ranks.values())) if fresh else frozenset()
+        if not fresh and not self._has_gpus(now_ns):
+            return [], ""
+        everybody = frozenset(itertools.chain.from_iterable(ranks.values()))
         nobodys = {each.gpu for each in fresh if everybody.isdisjoint(each.processes)}
         found: list[GpuUse] = []
         without = []
@@ -57,7 +59,7 @@ class Gpus:
             found += [_use(rank, each) for each in own]
             if not own:
                 without.append(rank)
-        if not without or not (fresh or self._has_gpus(now_ns)):
+        if not without:
             return found, ""
         if not fresh:
             return found, "no recent reading of a GPU"

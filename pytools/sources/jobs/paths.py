@@ -5,7 +5,6 @@ Times are CLOCK_MONOTONIC nanoseconds. One thread: the agent's.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import deque
 from collections.abc import Iterable
@@ -13,11 +12,12 @@ from statistics import median
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pytools.estimators.job_evidence import PathUse, Range
 from pytools.ipc.bus import Published
-from pytools.signals import DELAY_BOUNDS_NS, Path, PathDelay, PathState, RdmaQueuePair, TcpFlow
-from pytools.sources.jobs.traffic import Sum
+from pytools.signals import DELAY_BOUNDS_NS, Path, PathDelay, PathState, RdmaQueuePair
+from pytools.sources.jobs.traffic import Sum, Wait
 
 TYPES: Final = frozenset({"path_delay", "path_state"})
 LOCAL: Final = "lo"
@@ -34,6 +34,7 @@ _FEWEST: Final = 10  # probes
 _SURE: Final = 1.96  # standard deviations
 _LEFT: Final = frozenset({"drained", "returning"})
 _MISSING: Final = {"congested", "dead"}  # verdicts of queue pairs
+_NONE: Final = np.empty(0, np.int64)
 
 
 class Delays:
@@ -84,15 +85,15 @@ class Delays:
 def uses(sums: Iterable[Sum], delays: Delays, window_ns: int, now_ns: int) -> list[PathUse]:
     """The paths of one job, and besides them all others to the same hosts; without those of the host to itself."""
     found = {each.where[1:]: each for each in sums if each.where[2] != LOCAL}
-    least = LEAST_SHARE * max((max(each.flows) for each in found.values() if each.flows), default=0)
-    counted = {where: [sent for sent in each.flows if sent >= least] if least else [] for where, each in found.items()}
-    used = {where[0] for where, each in found.items() if where[0] is not None and (counted[where] or each.pairs)}
+    least = LEAST_SHARE * max((int(each.flows.max()) for each in found.values() if each.flows.size), default=0)
+    counted = {where: each.flows[each.flows >= least] if least else _NONE for where, each in found.items()}
+    used = {where[0] for where, each in found.items() if where[0] is not None and (counted[where].size or each.pairs)}
     for path in used:
         for sibling in delays.siblings(path, now_ns):
             found.setdefault((sibling, sibling.interface), Sum((None, sibling, sibling.interface)))
     hosts = {each.destination for each in used}
     return [
-        _use(each, counted.get(where, []), delays, window_ns, now_ns)
+        _use(each, counted.get(where, _NONE), delays, window_ns, now_ns)
         for where, each in found.items()
         if where[0] is None or where[0].destination in hosts
     ]
@@ -100,11 +101,11 @@ def uses(sums: Iterable[Sum], delays: Delays, window_ns: int, now_ns: int) -> li
 
 def typical(sums: Iterable[Sum]) -> float:
     """What the median connection sent, of those that send about as much as the largest; 0 without any."""
-    sent = np.array(list(itertools.chain.from_iterable(each.flows for each in sums if each.where[2] != LOCAL)))
+    sent = np.concatenate([_NONE, *(each.flows for each in sums if each.where[2] != LOCAL)])
     return float(np.median(sent[sent >= LEAST_SHARE * sent.max()])) if sent.size and sent.max() > 0 else 0.0
 
 
-def _use(all_of_it: Sum, counted: list[int], delays: Delays, window_ns: int, now_ns: int) -> PathUse:
+def _use(all_of_it: Sum, counted: NDArray[np.int64], delays: Delays, window_ns: int, now_ns: int) -> PathUse:
     _, path, interface = all_of_it.where
     delay = None if path is None else delays.of(path, now_ns)
     troubled, reason = _of_pairs(all_of_it.pairs)
@@ -113,12 +114,12 @@ def _use(all_of_it: Sum, counted: list[int], delays: Delays, window_ns: int, now
         path,
         interface,
         connections=len(counted),
-        sent_bytes=sum(counted),
+        sent_bytes=int(counted.sum()),
         busy=_busy(delay),
         segments=all_of_it.segments,
         retransmitted=all_of_it.retransmitted,
         timeouts=all_of_it.timeouts,
-        stalled=_stalled(all_of_it.stalls, window_ns),
+        stalled=_stalled(all_of_it.waits, window_ns),
         queue_ns=None if forward is None or forward.queueing_bound_ns is None else forward.queueing_p50_ns,
         queue_bound_ns=0 if forward is None else forward.queueing_bound_ns or 0,
         usual_queue_ns=None if path is None else delays.usual(path),
@@ -148,12 +149,12 @@ def _busy(delay: PathDelay | None) -> Range | None:
     return Range(share, max(0.0, min(share, middle - half)), min(1.0, max(share, middle + half)))
 
 
-def _stalled(stalls: list[tuple[int, TcpFlow]], window_ns: int) -> Range | None:
+def _stalled(waits: list[Wait], window_ns: int) -> Range | None:
     """In which share of the window the connection that did so longest waited for its retransmission timer."""
     worst = None
-    for many, signal in stalls:
-        lasted = 0 if signal.stall is None else min(signal.stall.lasted_ns, window_ns)
-        least = max(lasted, many * max(_RTO_LEAST_NS, signal.srtt_ns or 0))
+    for many, lasted_ns, srtt_ns in waits:
+        lasted = min(lasted_ns, window_ns)
+        least = max(lasted, many * max(_RTO_LEAST_NS, srtt_ns))
         likely, most = max(lasted, many * _RTO_NS), max(lasted, (2**many - 1) * _RTO_NS)
         found = Range(likely / window_ns, min(least, likely) / window_ns, most / window_ns).clipped()
         worst = found if worst is None else max(worst, found)

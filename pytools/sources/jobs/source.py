@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +23,7 @@ from pytools.sources.jobs.ras import Answer, Asking, Communicator, Rank, behind,
 from pytools.sources.jobs.traffic import TYPES, Sum, Traffic
 from pytools.sources.jobs.verdicts import Verdicts
 from pytools.sources.source import Source
+from pytools.sources.tcp.connections import Feed
 from pytools.sources.tcp.pods import Pods, pod
 
 _IDLE_NS: Final = 500_000_000  # to see that somebody listens
@@ -36,11 +38,36 @@ _MOST_LAGGING: Final = 16
 Where = tuple[int, str]  # network namespace, and NCCL_RAS_ADDR
 
 
-class JobSource(Source):
-    """Looks for ranks, joins them with their traffic, and asks RAS."""
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What is the same in each window while the members of a job are."""
 
-    def __init__(self, config: AgentConfig, bus: Bus, proc: Path = Path("/proc")) -> None:
-        self._host, self._bus = config.host, bus
+    by_rank: Mapping[int, list[Member]]
+    own_pids: Mapping[int, set[int]]
+    pods: Mapping[int, str]  # by rank
+    places: Mapping[Where, Member]
+
+    @classmethod
+    def of(cls, members: Iterable[Member]) -> _Known:
+        by_rank: dict[int, list[Member]] = {}
+        for each in members:
+            by_rank.setdefault(each.place.rank, []).append(each)
+        own_pids = {rank: {each.own_pid for each in found} for rank, found in by_rank.items()}
+        pods = {rank: pod(found[0].owner.cgroup) for rank, found in by_rank.items()}
+        return cls(by_rank, own_pids, pods, _places(members))
+
+
+class JobSource(Source):
+    """Looks for ranks, joins them with their traffic, and asks RAS.
+
+    Parameters
+    ----------
+    feed : Feed
+        Where TCP connections come from while there are ranks.
+    """
+
+    def __init__(self, config: AgentConfig, bus: Bus, feed: Feed, proc: Path = Path("/proc")) -> None:
+        self._host, self._bus, self._feed = config.host, bus, feed
         self._window_ns = config.windows.long_ns
         self._netns = os.stat("/proc/thread-self/ns/net").st_ino
         self._processes = Processes(0 if _follows_all(config, self._netns) else self._netns, proc)
@@ -49,7 +76,7 @@ class JobSource(Source):
         self._verdicts = Verdicts(config.windows.long_ns, proc)
         self._questions: dict[Where, _Question] = {}
         self._jobs: Mapping[Hashable, list[Member]] = {}  # those that the traffic knows
-        self._by_rank: dict[Hashable, dict[int, list[Member]]] = {}
+        self._known: dict[Hashable, _Known] = {}
         self._listens = False
         self._due_ns = self._began_ns = 0
         self._too_many = 0
@@ -98,19 +125,17 @@ class JobSource(Source):
         """Follow the ranks of these; without any ask for no other signals, which cost something to make."""
         if jobs and not self._jobs:
             self._bus.add(self, TYPES, self._traffic.offer)
+            self._feed.reader = self._traffic.take
             self._bus.add(self._verdicts, verdicts.TYPES, self._verdicts.offer)
         self._traffic.set_ranks(jobs)
         self._verdicts.set_ranks(jobs)
         if self._jobs and not jobs:
+            self._feed.reader = None
             self._bus.remove(self)
             self._bus.remove(self._verdicts)
             self._traffic.forget()
             self._verdicts.forget()
-        self._jobs, self._by_rank = jobs, {}
-        for key, members in jobs.items():
-            by_rank = self._by_rank.setdefault(key, {})
-            for each in members:
-                by_rank.setdefault(each.place.rank, []).append(each)
+        self._jobs, self._known = jobs, {job: _Known.of(members) for job, members in jobs.items()}
 
     def _publish(self, now_ns: int) -> None:
         jobs = self._processes.ranks()
@@ -126,7 +151,7 @@ class JobSource(Source):
         self._too_many += max(0, len(jobs) - _MOST_JOBS)
         for key, members in itertools.islice(jobs.items(), _MOST_JOBS):
             question = None
-            for where, member in _places(members).items():
+            for where, member in self._known[key].places.items():
                 asked.add(where)
                 question = self._ask(where, member, now_ns) or question
                 if question is None or not question.nobody:
@@ -155,8 +180,8 @@ class JobSource(Source):
         window_ns: int,
         now_ns: int,
     ) -> Job:
-        by_rank = self._by_rank[key]
-        pids = {rank: {each.own_pid for each in found} for rank, found in by_rank.items()}
+        known = self._known[key]
+        pids = known.own_pids
         answer = Answer("absent", "no RAS: NCCL_RAS_ENABLE is 0, or NCCL_RAS_ADDR is no address")
         lagging: list[JobLag] = []
         if question is not None:
@@ -171,7 +196,7 @@ class JobSource(Source):
             source=members[0].place.source,
             uid=members[0].uid,
             size=members[0].place.size,
-            ranks=[self._rank(key, found, gpu_of.get(rank), now_ns) for rank, found in by_rank.items()],
+            ranks=[self._rank(key, found, gpu_of.get(rank), now_ns) for rank, found in known.by_rank.items()],
             window_ns=window_ns,
             paths=_paths(sums),
             ras=answer.state,
@@ -191,7 +216,7 @@ class JobSource(Source):
             local_rank=first.place.local_rank,
             gpus=first.place.gpus,
             gpu=gpu,
-            pod=self._pods.name(pod(first.owner.cgroup), first.owner.container, now_ns),
+            pod=self._pods.name(self._known[job].pods[first.place.rank], first.owner.container, now_ns),
             connections=connections,
             queue_pairs=queue_pairs,
         )
@@ -251,7 +276,7 @@ def _follows_all(config: AgentConfig, netns: int) -> bool:
     return config.tcp.namespaces == "all"
 
 
-def _places(members: list[Member]) -> dict[Where, Member]:
+def _places(members: Iterable[Member]) -> dict[Where, Member]:
     """Where the RAS of a job may be asked, and a process there; in each network namespace one of its ranks listens."""
     found: dict[Where, Member] = {}
     for each in members:

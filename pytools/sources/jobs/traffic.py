@@ -1,8 +1,8 @@
 """What the ranks of this host send: their TCP connections and queue pairs, summed by path over a window.
 
 Connections are joined by process; those of other network namespaces, whose process is not known, by control group.
-What a signal adds is counted when it comes, while it is in the processor's caches, and only numbers are kept of it:
-to read thousands of signals once more at the end of a window costs more than all else of a job.
+They come as arrays, and are kept as such. Whose a connection is and where it goes is asked when it is new, when it
+leaves by another interface, when ranks change, and once a minute.
 
 Times are CLOCK_MONOTONIC nanoseconds. One thread: the agent's.
 """
@@ -10,21 +10,47 @@ Times are CLOCK_MONOTONIC nanoseconds. One thread: the agent's.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from pytools.ipc.bus import Published
-from pytools.signals import Path, RdmaQueuePair, TcpFlow
+from pytools.signals import Path, RdmaQueuePair
 from pytools.sources.jobs.processes import Member
+from pytools.sources.tcp.connections import COUNTS, Connections
 
-TYPES: Final = frozenset({"tcp_flow", "rdma_qp"})
-_MOST: Final = 65_536  # connections and queue pairs
-_SILENT_NS: Final = 15 * 10**9  # every fourth window all are published
-_SWEEP_NS: Final = 5 * 10**9  # between looks for connections that are silent
+TYPES: Final = frozenset({"rdma_qp"})
+_MOST: Final = 131_072  # connections, of ranks and others
+_MOST_PAIRS: Final = 65_536
+_SILENT_NS: Final = 15 * 10**9  # every fourth window all are reported
+_AGAIN_NS: Final = 60 * 10**9
+_ROW: Final = np.dtype(
+    [
+        ("cookie", "u8"),  # 0: it has gone to another row
+        ("counts", "i8", (len(COUNTS),)),  # as last reported
+        ("before", "i8", (len(COUNTS),)),  # when the window began
+        ("at_ns", "i8"),
+        *((name, "i4") for name in ("place", "holder")),  # -1: of no rank
+        ("ifindex", "u4"),
+        *((name, "?") for name in ("described", "told", "closed")),
+    ]
+)
+_ABOVE: Final = np.uint64(2**64 - 1)
+_SENT, _RECEIVED, _TIMEOUTS = (COUNTS.index(name) for name in ("sent_bytes", "received_bytes", "timeouts"))
 
 Holder = tuple[Hashable, int]  # job, rank
 Where = tuple[Hashable, Path | None, str]  # job, path, interface or device
+
+
+class Wait(NamedTuple):
+    """A connection that waited for its retransmission timer within the window."""
+
+    timeouts: int
+    lasted_ns: int  # if it still waits
+    srtt_ns: int  # 0 if not known
 
 
 @dataclass(slots=True)
@@ -38,46 +64,10 @@ class Sum:
     segments: int = 0
     retransmitted: int = 0  # of these segments
     timeouts: int = 0
-    flows: list[int] = field(default_factory=list)  # bytes sent by each connection that was told of
-    stalls: list[tuple[int, TcpFlow]] = field(default_factory=list)  # timeouts of connections that had any, or wait
+    # bytes sent by each connection that was told of
+    flows: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    waits: list[Wait] = field(default_factory=list)
     pairs: list[RdmaQueuePair] = field(default_factory=list)
-
-
-class _Place:
-    """A path of a job: what is there now, and the sum of this window."""
-
-    __slots__ = ("connections", "stalls", "sum")
-
-    def __init__(self, where: Where) -> None:
-        self.connections = 0
-        self.begin(where)
-
-    def begin(self, where: Where) -> None:
-        """Begin a window."""
-        self.sum = Sum(where)
-        self.stalls: dict[Hashable, tuple[int, TcpFlow]] = {}
-
-
-@dataclass(slots=True)
-class _Flow:
-    """A connection, with its counts as last reported."""
-
-    holder: Holder
-    path: Path | None
-    place: _Place
-    at_ns: int
-    sent: int = 0
-    received: int = 0
-    segments: int = 0
-    retransmitted: int = 0
-    timeouts: int = 0
-    turn: int = -1  # the window in which it was last reported
-    entry: int = 0  # among the flows of that window's sum
-
-    def set(self, signal: TcpFlow) -> None:
-        """Take these counts for what was before."""
-        self.sent, self.received, self.segments = signal.sent_bytes, signal.received_bytes, signal.segments_out
-        self.retransmitted, self.timeouts = signal.retransmitted_segments, signal.timeouts
 
 
 @dataclass(slots=True)
@@ -90,147 +80,219 @@ class _Pair:
     before: RdmaQueuePair
 
 
-class Traffic:
-    """Connections and queue pairs of ranks, from the signals about them."""
+class _Numbers:
+    """Numbers for places or holders, while any row has them."""
 
     def __init__(self) -> None:
-        self._flows: dict[Hashable, _Flow] = {}
-        self._places: dict[Where, _Place] = {}
-        self._closed: set[Hashable] = set()  # connections, within the window
-        self._pairs: dict[Hashable, _Pair] = {}
-        self._held: dict[Holder, int] = {}  # connections of each rank
-        self._held_pairs: Counter[Holder] = Counter()
+        self.known: list[Any] = []
+        self._number: dict[Any, int] = {}
+
+    def of(self, what: Hashable) -> int:
+        number = self._number.setdefault(what, len(self.known))
+        if number == len(self.known):
+            self.known.append(what)
+        return number
+
+    def renumber(self, used: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Forget those that are not in `used`; returns the new numbers."""
+        numbers, renumbered = np.unique(np.append(used, -1), return_inverse=True)
+        self.known = [self.known[each] for each in numbers[1:].tolist()]
+        self._number = {what: number for number, what in enumerate(self.known)}
+        return renumbered[:-1].astype(np.int32) - 1
+
+
+class Traffic:
+    """Connections and queue pairs of ranks."""
+
+    def __init__(self) -> None:
         self._by_pid: dict[int, Holder] = {}
         self._by_group: dict[str, Holder | None] = {}  # None: of several ranks
-        self._began_ns = self._sweep_ns = self._turn = 0
+        self._pairs: dict[Hashable, _Pair] = {}
+        self._held_pairs: Counter[Holder] = Counter()
         self.too_many = 0
+        self.forget()
+
+    def forget(self) -> None:
+        """Nobody listens, or there is no job: begin anew then."""
+        self._rows, self._used = np.zeros(64, _ROW), 0
+        self._sort()
+        self._places, self._holders = _Numbers(), _Numbers()
+        self._waits: dict[int, tuple[int, int]] = {}  # by row, of the window: how long it lasted, and srtt_ns
+        self._held: dict[Holder, int] = {}  # connections of each rank
+        self._pairs.clear()
+        self._held_pairs.clear()
+        self._began_ns = self._again_ns = 0
 
     def set_ranks(self, jobs: Mapping[Hashable, list[Member]]) -> None:
         self._by_pid, self._by_group = {}, {}
-        holders: dict[Holder, Holder] = {}  # one object of each, so that most comparisons are of identity
         for job, members in jobs.items():
             for each in members:
-                holder = job, each.place.rank
-                holder = self._by_pid[each.owner.pid] = holders.setdefault(holder, holder)
+                holder = self._by_pid[each.owner.pid] = job, each.place.rank
                 group = each.owner.cgroup
                 self._by_group[group] = holder if self._by_group.get(group, holder) == holder else None
+        self._rows["described"] = False
+
+    # ---- connections ----
+
+    def take(self, part: Connections) -> None:
+        """Add what these connections did since they were last reported."""
+        at, counts = self._row_of(part), part.counts
+        there = at >= 0
+        if not there.all():
+            at, counts = at[there], counts[there]
+        rows = self._rows
+        more = counts - rows["counts"][at]
+        back = (more[:, _SENT] < 0) | (more[:, _RECEIVED] < 0)
+        if back.any():  # it was met anew
+            rows["before"][at[back]] += more[back]
+            more[back] = 0
+        rows["counts"][at] = counts
+        rows["at_ns"][at], rows["told"][at] = part.at_ns, True
+        if part.closed.any():
+            rows["closed"][at] |= part.closed[there]
+        if part.stalls or more[:, _TIMEOUTS].any():
+            self._note_waits(part, np.flatnonzero(there), at, more[:, _TIMEOUTS])
+
+    def _note_waits(
+        self, part: Connections, positions: NDArray[np.int64], at: NDArray[np.int64], timeouts: NDArray[np.int64]
+    ) -> None:
+        for position, row, many in zip(positions.tolist(), at.tolist(), timeouts.tolist(), strict=True):
+            stall = part.stalls.get(position)
+            if stall is not None or many:
+                self._waits[row] = 0 if stall is None else stall.lasted_ns, int(part.srtt_ns[position])
+
+    def _row_of(self, part: Connections) -> NDArray[np.int64]:
+        """The row of each, with those that are new; -1 where there is no room."""
+        place = np.searchsorted(self._cookies, part.cookie)
+        found = self._order[place]
+        found[self._cookies[place] != part.cookie] = -1
+        unclear = (found < 0) | ~self._rows["described"][found] | (self._rows["ifindex"][found] != part.ifindex)
+        unclear &= part.cookie != 0  # no socket has that
+        if unclear.any():
+            for at in np.flatnonzero(unclear).tolist():
+                found[at] = self._describe(part, at, int(found[at]))
+            self._sort()
+        return found
+
+    def _sort(self) -> None:
+        """Have the rows found by their cookies; the last entry, above all cookies, is of no row."""
+        cookies = self._rows["cookie"][: self._used]
+        order = np.argsort(cookies)[np.count_nonzero(cookies == 0) :]
+        self._order, self._cookies = np.append(order, -1), np.append(cookies[order], _ABOVE)
+
+    def _describe(self, part: Connections, at: int, row: int) -> int:
+        """Say whose a connection is and where it goes; one that has moved to another place gets another row."""
+        described, foreign = part.describe(at), bool(part.foreign[at])
+        owner = described.owner
+        holder = self._by_pid.get(owner.pid)
+        if holder is None and foreign:
+            holder = self._by_group.get(owner.cgroup)
+        place = number = -1
+        if holder is not None:
+            place = self._places.of((holder[0], described.path, described.interface))
+            number = self._holders.of(holder)
+        before = int(self._rows["place"][row]) if row >= 0 else -1
+        if row < 0 or before not in (-1, place):
+            row = self._another(part, at, row)
+        if row >= 0:
+            values = {"place": place, "holder": number, "ifindex": part.ifindex[at]}
+            found = owner.pid or (foreign and owner.cgroup) or part.closed[at]
+            values["described"] = bool(found)  # else its process may be found yet
+            for name, value in values.items():
+                self._rows[name][row] = value
+        return row
+
+    def _another(self, part: Connections, at: int, former: int) -> int:
+        if self._used == len(self._rows):
+            if self._used >= _MOST:
+                self.too_many += 1
+                return former
+            self._rows = np.concatenate([self._rows, np.zeros(len(self._rows), _ROW)])
+        row = self._used
+        self._used += 1
+        new = self._rows[row : row + 1]
+        new[:] = np.zeros(1, _ROW)
+        new["cookie"] = part.cookie[at]
+        if former >= 0:
+            new["counts"] = new["before"] = self._rows["counts"][former]
+            self._rows["cookie"][former], self._rows["closed"][former] = 0, True
+        elif not part.first_ns[at] >= self._began_ns > 0:  # what it did before is not of this window
+            new["counts"] = new["before"] = part.counts[at]
+        return row
+
+    def held(self, job: Hashable, rank: int) -> tuple[int, int]:
+        """How many connections and queue pairs a rank had at the end of the window."""
+        return self._held.get((job, rank), 0), self._held_pairs[job, rank]
+
+    # ---- windows ----
+
+    def window(self, now_ns: int) -> list[Sum]:
+        """What each job has on each path, since the last call; begins another window."""
+        rows = self._rows[: self._used]
+        rows["closed"] |= rows["at_ns"] < now_ns - _SILENT_NS
+        sums = self._sum_connections(rows)
+        self._sum_pairs(sums, now_ns)
+        self._waits.clear()
+        rows["before"], rows["told"] = rows["counts"], False
+        if now_ns - self._again_ns >= _AGAIN_NS:
+            self._again_ns, rows["described"] = now_ns, False
+        if rows["closed"].any():
+            self._drop(~rows["closed"])
+        self._began_ns = now_ns
+        return [each for each in sums.values() if each.connections or each.pairs or each.sent or each.received]
+
+    def _sum_connections(self, rows: NDArray[Any]) -> dict[Where, Sum]:
+        """By place; a place is a run of rows, when they are in the order of their places."""
+        sums: dict[Where, Sum] = {}
+        at = np.flatnonzero(rows["place"] >= 0)
+        at = at[np.argsort(rows["place"][at], kind="stable")]
+        place, is_open = rows["place"][at], ~rows["closed"][at]
+        many = np.bincount(rows["holder"][at[is_open]]).tolist()
+        self._held = {self._holders.known[number]: count for number, count in enumerate(many) if count}
+        if not len(at):
+            return sums
+        more, told = rows["counts"][at] - rows["before"][at], rows["told"][at]
+        begins = np.flatnonzero(np.diff(place, prepend=-1))
+        ends = [*begins[1:].tolist(), len(at)]
+        totals = np.add.reduceat(more, begins, axis=0).tolist()
+        connections = np.add.reduceat(is_open, begins, dtype=np.int64).tolist()
+        for first, last, total, count in zip(begins.tolist(), ends, totals, connections, strict=True):
+            where: Where = self._places.known[place[first]]
+            found = sums[where] = Sum(where, count, *total)
+            found.flows = more[first:last, _SENT][told[first:last]]
+        for each, (lasted_ns, srtt_ns) in self._waits.items():
+            row = rows[each]
+            if row["place"] >= 0:
+                timeouts = int(row["counts"][_TIMEOUTS] - row["before"][_TIMEOUTS])
+                sums[self._places.known[row["place"]]].waits.append(Wait(timeouts, lasted_ns, srtt_ns))
+        return sums
+
+    def _drop(self, kept: NDArray[np.bool_]) -> None:
+        rows = self._rows[: self._used][kept]
+        rows["place"], rows["holder"] = self._places.renumber(rows["place"]), self._holders.renumber(rows["holder"])
+        self._used = len(rows)
+        self._rows = np.concatenate([rows, np.zeros(max(64, self._used), _ROW)])
+        self._sort()
+
+    # ---- queue pairs ----
 
     def offer(self, published: Published) -> None:
-        """Take a signal, if it is about a rank."""
+        """Take a signal of TYPES, if it is about a rank."""
         signal = published.signal
-        if isinstance(signal, TcpFlow):
-            holder = self._by_pid.get(signal.owner.pid)
-            if holder is None and signal.namespace:
-                holder = self._by_group.get(signal.owner.cgroup)
-            if holder is not None:
-                name = signal.interface
-                ends = signal.local, signal.local_port, signal.remote, signal.remote_port, name, signal.namespace
-                flow = self._flows.get(ends)
-                if flow is None or flow.holder is not holder or flow.path is not signal.path:  # seldom
-                    flow = self._placed(ends, flow, holder, signal)
-                if flow is not None:
-                    self._count(ends, flow, signal)
-        elif isinstance(signal, RdmaQueuePair):
-            holder = self._by_pid.get(signal.owner.pid)
-            if holder is not None:
-                self._keep_pair(holder, signal)
-
-    def _placed(self, ends: Hashable, flow: _Flow | None, holder: Holder, signal: TcpFlow) -> _Flow | None:
-        """A connection that is new, or that has gone to another path or rank."""
-        if flow is None and len(self._flows) + len(self._pairs) >= _MOST:
-            self.too_many += 1
-            return None
-        where = holder[0], signal.path, signal.interface
-        place = self._places.get(where)
-        if place is None:
-            place = self._places[where] = _Place(where)
-        place.connections += 1
-        self._held[holder] = self._held.get(holder, 0) + 1
-        if flow is None:
-            flow = self._flows[ends] = _Flow(holder, signal.path, place, signal.at_ns)
-            if not signal.first_ns >= self._began_ns > 0:  # what it did before is not of this window
-                flow.set(signal)
-                flow.turn = self._turn
-                flow.entry = len(place.sum.flows)
-                place.sum.flows.append(0)
-            return flow
-        self._leave(flow)
-        if place is not flow.place:
-            flow.turn = -1
-        flow.holder, flow.path, flow.place = holder, signal.path, place
-        return flow
-
-    def _leave(self, flow: _Flow) -> None:
-        flow.place.connections -= 1
-        self._held[flow.holder] -= 1
-        if not self._held[flow.holder]:
-            del self._held[flow.holder]
-
-    def _count(self, ends: Hashable, flow: _Flow, signal: TcpFlow) -> None:
-        """Add what a connection did since it was last reported."""
-        flow.at_ns = signal.at_ns
-        if signal.state == "close":
-            self._closed.add(ends)
-        sent, received = signal.sent_bytes, signal.received_bytes
-        more, taken = sent - flow.sent, received - flow.received
-        if more < 0 or taken < 0:  # counts went back: another one has the same ends
-            flow.set(signal)
-            if signal.state != "close":
-                self._closed.discard(ends)
+        if not isinstance(signal, RdmaQueuePair):
             return
-        segments, retransmitted = signal.segments_out, signal.retransmitted_segments
-        found = flow.place.sum
-        if more or taken or segments != flow.segments:
-            found.sent += more
-            found.received += taken
-            found.segments += segments - flow.segments
-            flow.sent, flow.received, flow.segments = sent, received, segments
-        if retransmitted != flow.retransmitted:
-            found.retransmitted += retransmitted - flow.retransmitted
-            flow.retransmitted = retransmitted
-        if flow.turn != self._turn:
-            flow.turn, flow.entry = self._turn, len(found.flows)
-            found.flows.append(more)
-        else:
-            found.flows[flow.entry] += more
-        if signal.timeouts != flow.timeouts or signal.stall is not None:
-            timeouts = signal.timeouts - flow.timeouts
-            found.timeouts += timeouts
-            earlier = flow.place.stalls.get(ends)
-            flow.place.stalls[ends] = timeouts + (0 if earlier is None else earlier[0]), signal
-            flow.timeouts = signal.timeouts
-
-    def _keep_pair(self, holder: Holder, signal: RdmaQueuePair) -> None:
+        holder = self._by_pid.get(signal.owner.pid)
+        if holder is None:
+            return
         key = signal.device, signal.qp_number, signal.owner.pid
         where = holder[0], signal.path, signal.path.interface if signal.path else signal.device
         pair = self._pairs.get(key)
         if pair is not None:
             pair.holder, pair.where, pair.signal = holder, where, signal
-        elif len(self._flows) + len(self._pairs) < _MOST:
+        elif len(self._pairs) < _MOST_PAIRS:
             self._pairs[key] = _Pair(holder, where, signal, signal)
         else:
             self.too_many += 1
-
-    def window(self, now_ns: int) -> list[Sum]:
-        """What each job has on each path, since the last call; begins another window."""
-        over: Iterable[Hashable] = self._closed
-        if now_ns - self._sweep_ns >= _SWEEP_NS:
-            self._sweep_ns, silent_ns = now_ns, now_ns - _SILENT_NS
-            over = self._closed | {key for key, flow in self._flows.items() if flow.at_ns < silent_ns}
-        for key in over:
-            self._leave(self._flows.pop(key))
-        self._closed.clear()
-        sums: dict[Where, Sum] = {}
-        for where, place in list(self._places.items()):
-            found = sums[where] = place.sum
-            found.connections, found.stalls = place.connections, list(place.stalls.values())
-            place.begin(where)
-            if not place.connections:
-                del self._places[where]
-        self._sum_pairs(sums, now_ns)
-        self._began_ns = now_ns
-        self._turn += 1
-        return [each for each in sums.values() if each.connections or each.pairs or each.sent or each.received]
 
     def _sum_pairs(self, sums: dict[Where, Sum], now_ns: int) -> None:
         self._held_pairs.clear()
@@ -247,13 +309,3 @@ class Traffic:
             else:
                 found.pairs.append(signal)
                 self._held_pairs[pair.holder] += 1
-
-    def held(self, job: Hashable, rank: int) -> tuple[int, int]:
-        """How many connections and queue pairs a rank had at the end of the window."""
-        return self._held.get((job, rank), 0), self._held_pairs[job, rank]
-
-    def forget(self) -> None:
-        """Nobody listens, or there is no job: begin anew then."""
-        for each in (self._flows, self._places, self._closed, self._pairs, self._held, self._held_pairs):
-            each.clear()
-        self._began_ns = self._sweep_ns = 0

@@ -1,4 +1,4 @@
-"""Rows of the kernel's table of connections as signals: columns of numbers first, one pass over them then.
+"""Rows of the kernel's table of connections as signals, and as arrays.
 
 A row is a copy of all that the kernel program keeps of a connection, so no state is kept here. One thread.
 """
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from pytools.kernel.addresses import texts
 from pytools.signals import CongestionTimes, Owner, Path, Retransmissions, Stall, TcpFlow
+from pytools.sources.tcp.connections import Connections, Described
 from pytools.sources.tcp.owners import Identity
 
 CLOSED: Final = 16  # enum swerve_tcp_flag
@@ -68,7 +69,7 @@ class Rows:
         self, keys: NDArray[Any], rows: NDArray[Any], drops: Sequence[dict[str, int]], now_ns: int, unix_ns: int
     ) -> Iterator[TcpFlow]:
         """A signal of each row; `drops` are the packets of each that were dropped, by reason."""
-        counts = rows["counts"]
+        counts, stalls = rows["counts"], self._stalls(keys, rows)
         interfaces = [self._name(ifindex) if ifindex else "" for ifindex in rows["ifindex"].tolist()]
         remotes = texts(keys["remote"]["bytes"])
         fields: dict[str, list[Any]] = {
@@ -98,7 +99,7 @@ class Rows:
             "congestion": [_CONGESTIONS.get(state, "unknown") for state in rows["congestion"].tolist()],
             "congestion_times": [CongestionTimes(*times) for times in rows["congestion_ns"].tolist()],
             "drops": list(drops),
-            "stall": self._stalls(keys, rows),
+            "stall": [stalls.get(at) for at in range(len(rows))],
             **{name: rows[name].tolist() for name in ("first_ns", "last_ns", "acknowledged_bytes")},
             **{name: counts[name].tolist() for name in _SAME_NAME},
         }
@@ -106,13 +107,37 @@ class Rows:
         for values in zip(*fields.values(), strict=True):
             yield TcpFlow(**common, **dict(zip(fields, values, strict=True)))
 
-    def _stalls(self, keys: NDArray[Any], rows: NDArray[Any]) -> list[Stall | None]:
-        """Of the rows in state Loss: the kernel says whether they still are."""
-        found: list[Stall | None] = [None] * len(rows)
+    def connections(self, keys: NDArray[Any], rows: NDArray[Any], now_ns: int) -> Connections:
+        """The same connections, as arrays."""
+        counts = rows["counts"]
+        single = [counts[name] for name in ("sent_bytes", "received_bytes", "segments_out")]
+        numbers = [*single, counts["retransmitted"].sum(axis=1), counts["timeouts"]]
+
+        def describe(at: int) -> Described:
+            ifindex = int(rows["ifindex"][at])
+            interface = self._name(ifindex) if ifindex else ""
+            (remote,) = texts(keys["remote"]["bytes"][at : at + 1])
+            (owner,) = self._owners(keys[at : at + 1], rows[at : at + 1], now_ns)
+            return Described(owner, self._path_of(remote, interface), interface)
+
+        return Connections(
+            now_ns,
+            cookie=rows["cookie"],
+            counts=np.stack(numbers, axis=1).astype(np.int64),
+            ifindex=rows["ifindex"],
+            foreign=rows["netns"] != 0,
+            closed=rows["flags"] & CLOSED != 0,
+            first_ns=rows["first_ns"].astype(np.int64),
+            srtt_ns=rows["srtt_us"].astype(np.int64) * 1000,
+            stalls=self._stalls(keys, rows),
+            describe=describe,
+        )
+
+    def _stalls(self, keys: NDArray[Any], rows: NDArray[Any]) -> dict[int, Stall]:
+        """By position, of the rows in state Loss: the kernel says whether they still are."""
         lost = (rows["congestion"] == _LOSS) & (rows["netns"] == 0) & (rows["flags"] & CLOSED == 0)
-        for at in np.flatnonzero(lost)[:_STALLS].tolist():
-            found[at] = self._stall(identity(keys[at], rows[at]))
-        return found
+        asked = {at: self._stall(identity(keys[at], rows[at])) for at in np.flatnonzero(lost)[:_STALLS].tolist()}
+        return {at: stall for at, stall in asked.items() if stall is not None}
 
     def _owners(self, keys: NDArray[Any], rows: NDArray[Any], now_ns: int) -> list[Owner]:
         owners = [self._owner(*each) for each in zip(rows["cookie"].tolist(), rows["cgroup"].tolist(), strict=True)]

@@ -29,6 +29,7 @@ from pytools.sources.programs import TCP_CALLBACKS, TCP_CREATED
 from pytools.sources.source import Source
 from pytools.sources.tcp import baselines
 from pytools.sources.tcp.busiest import Busiest
+from pytools.sources.tcp.connections import Feed
 from pytools.sources.tcp.containers import Cgroups
 from pytools.sources.tcp.drops import Drops
 from pytools.sources.tcp.kernel_counters import KernelCounters
@@ -58,6 +59,8 @@ class TcpSource(Source):
         The names of those that packets pass.
     known : callable
         The measured paths: they are reported even while nothing is sent over them.
+    feed : Feed
+        For a reader in this process, which is given every connection that a `tcp_flow` would be made of.
     """
 
     def __init__(
@@ -68,8 +71,9 @@ class TcpSource(Source):
         bus: Bus,
         path_of: PathOf,
         known: Callable[[], Iterable[Path]] = tuple,
+        feed: Feed | None = None,
     ) -> None:
-        self._host, self._bus, self._known = config.host, bus, known
+        self._host, self._bus, self._known, self._feed = config.host, bus, known, feed or Feed()
         self._interval_ns = config.windows.long_ns
         self.failed: dict[str, str] = {}
         with contextlib.ExitStack() as undo:
@@ -194,7 +198,8 @@ class TcpSource(Source):
 
     def _start_walk(self, now_ns: int) -> None:
         """Tell the connections, unless the last walk over them is not done yet."""
-        if not self._bus.wanted("tcp_flow"):
+        signals, reader = self._bus.wanted("tcp_flow"), self._feed.reader
+        if not signals and reader is None:
             self._walks = 0  # whoever listens next is told everything first
             return
         if self._table.walking:
@@ -202,15 +207,18 @@ class TcpSource(Source):
         since_ns, self._walk_ns = self._walk_ns - _MARGIN_NS, now_ns
         everything = self._walks % _ALL_EVERY == 0
         self._walks += 1
-        if self._drops is not None:
+        if signals and self._drops is not None:
             self._drops.refresh(now_ns)
 
         def take(keys: NDArray[Any], rows: NDArray[Any]) -> None:
             wanted = rows["last_ns"].astype(np.int64) >= since_ns
             if everything:
                 wanted |= rows["flags"] & CLOSED == 0
-            self._busiest.weigh(keys, rows, since_ns)
-            self._publish(keys[wanted], rows[wanted], now_ns)
+            if signals:
+                self._busiest.weigh(keys, rows, since_ns)
+                self._publish(keys[wanted], rows[wanted], now_ns)
+            if reader is not None:
+                reader(self._rows.connections(keys[wanted], rows[wanted], now_ns))
 
         self._table.walk(take)
 
