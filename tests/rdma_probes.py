@@ -79,7 +79,7 @@ def attach(uprobes: Uprobes) -> None:
         return bool(uprobes.tables())
 
     wait_until(attached, 20, "the probes are attached")
-    assert not uprobes.failed
+    assert not uprobes.failed, uprobes.failed
 
 
 @contextlib.contextmanager

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import native_build
+import numpy as np
 import pytest
-from rdma_probes import Seen, devices, loaded, prepare, sums
+from rdma_probes import Seen, attach, devices, loaded, prepare, sums
 from support import require, run, wait_until
 
 from pytools.errors import SwerveError
@@ -17,6 +19,7 @@ from pytools.kernel import rdma_class
 from pytools.kernel.bpf.loader import Loaded, Program, load
 from pytools.kernel.bpf.uprobes import Uprobe
 from pytools.kernel.elf import build_id
+from pytools.sources.rdma import providers
 from pytools.sources.rdma.providers import Uprobes
 
 __all__ = ["devices", "loaded"]  # fixtures
@@ -60,6 +63,38 @@ def test_probes_end_with_their_owner(loaded: Loaded, devices: Path) -> None:
 
 
 # ---- where things are missing ----
+
+
+@pytest.mark.parametrize("ends", [False, True], ids=["goes_on", "ends"])
+def test_a_process_with_a_copy_of_the_library_is_followed_while_it_lives(
+    loaded: Loaded, devices: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: bool
+) -> None:
+    """As in a container, whose files can be reached only through the process."""
+    shutil.copytree(native_build.fake_verbs(False), tmp_path / "copy")
+    with (
+        native_build.App(more={"LD_LIBRARY_PATH": str(tmp_path / "copy")}) as app,
+        contextlib.closing(Seen(loaded, devices).uprobes) as uprobes,
+    ):
+        prepare(app)
+        looked = []
+
+        def look(path: str) -> str:
+            found = build_id(path)
+            if path.startswith(f"/proc/{app.pid}/"):
+                looked.append(path)
+                if ends:
+                    app.close()
+            return found
+
+        monkeypatch.setattr(providers, "build_id", look)
+        attach(uprobes)
+        assert looked and not uprobes.failed
+        if not ends:
+            app.do("post 0 3 10 0 1 1 1")
+            app.do("poll 0 99")
+            table = uprobes.table
+            assert table is not None and table.records["posted"][table.records["tgid"] == app.pid].tolist() == [3]
+            table.free(int(np.flatnonzero(table.records["tgid"] == app.pid)[0]))
 
 
 def test_without_rdma_the_reason_is_told(loaded: Loaded, tmp_path: Path) -> None:

@@ -178,7 +178,8 @@ class Uprobes(Way):
             if key not in self._probes:
                 self._probes[key] = Uprobe(self._loaded.programs[name], path, offset, at_return)
         except (OSError, SwerveError) as error:
-            self.failed[f"{name} in {Path(path).name}"] = str(error)
+            if not path.startswith("/proc/") or _stat(path) is not None:  # else its process has ended meanwhile
+                self.failed[f"{name} in {Path(path).name}"] = str(error)
 
     def _look_at_processes(self) -> None:
         """Who uses the libraries: the files with breakpoints, or other files of the same build."""
