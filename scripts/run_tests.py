@@ -1,8 +1,8 @@
 """Every test, for `make test`: several pytest sessions, some of them side by side. With `quick`, for `make test-quick`:
 unit tests but the slow ones, with fewer random examples, in two sessions.
 
-unit      one half of the unit tests each, then as `free`; in two sessions
-free      tests of one host's kernel and files of tests/fabric that are marked `beside`; in two sessions meanwhile
+unit      unit tests, then as `free`
+free      tests of one host's kernel and files of tests/fabric that are marked `beside`; in three sessions meanwhile
 timed     the files of tests/fabric that look at the clock, when those have ended; in two sessions
 guests    tests in the second kernel, from the beginning on, with the processor time that nobody else asks for
 
@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 KERNEL, UNIT, FABRIC, GUESTS = "tests/kernel", "tests/unit", "tests/fabric", "tests/vm"
 MARK = re.compile(r"^pytestmark = .*\bmark\.beside\b", re.MULTILINE)
 QUICK = ("-q", "-m", "not slow", "--hypothesis-profile=quick")
-FREE, TIMED = 2, 2  # sessions
+FREE, TIMED = 3, 2  # sessions
 # Files that take longest, in this order: begun last, one would keep a session after the others have ended.
 LONG = (
     *("test_route_kinds", "test_recording", "test_job_verdicts", "test_service", "test_tcp_program", "test_restarts"),
@@ -72,15 +72,10 @@ def files_of(*tiers: str) -> list[str]:
     return sorted(names, key=lambda name: (*LONG, Path(name).stem).index(Path(name).stem))
 
 
-def halves() -> tuple[list[str], list[str]]:
-    """The unit tests, for two sessions: none of them waits for much."""
-    files = files_of(UNIT)
-    return files[::2], files[1::2]
-
-
 def quick() -> list[int]:
     """Run one half of the unit tests on each of two processors."""
-    return run(*([*QUICK, *half] for half in halves()))
+    files = files_of(UNIT)
+    return run(*([*QUICK, *half] for half in (files[::2], files[1::2])))
 
 
 def everything() -> list[int]:
@@ -91,7 +86,7 @@ def everything() -> list[int]:
         for variable in (CACHE, BEGUN):
             os.environ[variable] = stack.enter_context(tempfile.TemporaryDirectory(prefix="swerve-shared-"))
         guests = stack.enter_context(session([GUESTS], shown_later=True))
-        codes = run(*([*half, *free] for half in halves()), *[free] * FREE) + run(*[timed] * TIMED)
+        codes = run([UNIT, *free], *[free] * FREE) + run(*[timed] * TIMED)
         codes.append(guests.wait())
     return codes
 
