@@ -250,7 +250,13 @@ def test_figures_of_a_window_are_published(fake: Fake, running: Running) -> None
     fake.set(1, temperature=66)
     fake.set(0, temperature=33)
     running.listen()
-    running.until(lambda: 1 in running.newest and running.newest[1].temperature_c, "a temperature is read")
+    running.until(
+        lambda: (
+            all(gpu in running.newest and running.newest[gpu].temperature_c for gpu in (0, 1))
+            and running.newest[1].failed
+        ),
+        "all is read, each at its own pace",
+    )
     found = running.newest[1]
     assert (found.temperature_c, found.sm_max_mhz, found.busy, found.power_w) == (66, 1980, 0.5, 250.5)
     assert (running.newest[0].temperature_c, found.failed.keys()) == (33, {"nvmlDeviceGetNvLinkState"})
