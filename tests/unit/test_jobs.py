@@ -453,7 +453,7 @@ def test_counts_that_go_back_and_ends_that_are_used_again_take_nothing_away() ->
     assert (found.connections, found.sent, found.flows.tolist(), found.waits) == (1, 21, [21], [])
 
 
-def test_a_connection_whose_process_is_found_later_is_of_its_rank_from_then_on() -> None:
+def test_what_a_connection_did_before_its_process_was_found_is_of_its_rank_too() -> None:
     traffic = Traffic()
     traffic.set_ranks({"job": [member(4711)]})
     at_ns = samples.AT_NS

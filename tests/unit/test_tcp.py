@@ -26,7 +26,7 @@ from pytools.signals import Owner, PacketDrops, Path, Retransmissions, Stall, Tc
 from pytools.sources.interfaces import Interfaces
 from pytools.sources.jobs.traffic import Traffic
 from pytools.sources.tcp import baselines, busiest, source, table
-from pytools.sources.tcp.connections import COUNTS, Feed
+from pytools.sources.tcp.connections import COUNTS, Connections, Feed
 from pytools.sources.tcp.drops import Drops, SocketDrops
 from pytools.sources.tcp.owners import Identity
 from pytools.sources.tcp.rows import CLOSED, Rows
@@ -519,7 +519,7 @@ def test_no_bytes_break_the_signals(raw: tuple[np.ndarray, np.ndarray]) -> None:
         lambda *_: "",
         lambda _: Stall(1, 2, 3),
     )
-    signals = list(made.signals(keys, rows, [{}] * len(rows), 1, 2))
+    signals = list(made.signals(keys, rows, [{}] * len(rows), made.stalls(keys, rows), 1, 2))
     assert len(signals) == len(rows)
     assert len(asked) == int(((rows["flags"] & CLOSED == 0) & (rows["netns"] == 0)).sum())
 
@@ -532,11 +532,17 @@ def test_connections_as_arrays_say_what_the_signals_say_whatever_the_bytes(raw: 
     def owner(cookie: int, _: int) -> Owner:
         return Owner(4711 + cookie % 2)
 
-    made = Rows("h1", str, path_of, owner, lambda *_: None, lambda *_: "", lambda _: Stall(1, 2, 3))
-    signals = list(made.signals(keys, rows, [{}] * len(rows), 1, 2))
-    found = made.connections(keys, rows, 1)
+    def namespace(cookie: int, *_: int) -> str:
+        return str(cookie or "")
+
+    made = Rows("h1", str, path_of, owner, lambda *_: None, namespace, lambda _: Stall(1, 2, 3))
+    stalls = made.stalls(keys, rows)
+    signals = list(made.signals(keys, rows, [{}] * len(rows), stalls, 1, 2))
+    found = made.connections(keys, rows, stalls, 1)
     assert found.counts.astype(np.uint64).tolist() == [[getattr(each, name) for name in COUNTS] for each in signals]
     assert found.srtt_ns.tolist() == [each.srtt_ns or 0 for each in signals]
+    assert found.first_ns.astype(np.uint64).tolist() == [each.first_ns for each in signals]
+    assert found.foreign.tolist() == [each.namespace != "" for each in signals]
     assert [found.stalls.get(at) for at in range(len(rows))] == [each.stall for each in signals]
     assert [found.describe(at) for at in range(len(rows))] == [
         (each.owner, each.path, each.interface) for each in signals
@@ -557,11 +563,17 @@ def test_a_reader_in_the_process_is_given_every_connection_first_and_without_sig
         kernel.flows.update(flow_key(port), flow(last_ns=SECOND, cookie=port + 1, flags=CLOSED * (port == 2)))
     run(made, SECOND)
     given: list[list[int]] = []
-    feed.reader = lambda part: given.append(part.cookie.tolist())
+    ended: list[int] = []
+
+    def read(part: Connections) -> None:
+        given.append(part.cookie.tolist())
+        ended.extend(part.cookie[part.closed].tolist())
+
+    feed.reader = read
     kernel.flows.update(flow_key(1), flow(last_ns=5 * SECOND, cookie=2))
     for second in range(5, 10):
         run(made, second * SECOND)
-    assert given[0] == [1, 2, 3], "also that which ended"
+    assert given[0] == [1, 2, 3] and ended == [3], "also that which ended"
     assert given[1:] == [[2], [2], [], [1, 2]], "what is new since the second before the last walk, then all"
 
 

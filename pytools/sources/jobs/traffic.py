@@ -210,8 +210,7 @@ class Traffic:
             self._rows = np.concatenate([self._rows, np.zeros(len(self._rows), _ROW)])
         row = self._used
         self._used += 1
-        new = self._rows[row : row + 1]
-        new[:] = np.zeros(1, _ROW)
+        new = self._rows[row]
         new["cookie"] = part.cookie[at]
         if former >= 0:
             new["counts"] = new["before"] = self._rows["counts"][former]

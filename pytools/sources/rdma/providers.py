@@ -178,7 +178,7 @@ class Uprobes(Way):
             if key not in self._probes:
                 self._probes[key] = Uprobe(self._loaded.programs[name], path, offset, at_return)
         except (OSError, SwerveError) as error:
-            if not path.startswith("/proc/") or _stat(path) is not None:  # else its process has ended meanwhile
+            if not _ended(path):
                 self.failed[f"{name} in {Path(path).name}"] = str(error)
 
     def _look_at_processes(self) -> None:
@@ -186,7 +186,7 @@ class Uprobes(Way):
         ours = {path for places in self._functions.values() for path, _ in places}
         inodes = {(stat.st_dev, stat.st_ino) for path in ours if (stat := _stat(path))}
         for key, probe in list(self._probes.items()):  # of containers that are gone; those that live are adopted below
-            if probe.path.startswith("/proc/") and _stat(probe.path) is None:
+            if _ended(probe.path):
                 probe.close()
                 del self._probes[key]
         self._processes = {}
@@ -255,6 +255,11 @@ def _stat(path: str) -> os.stat_result | None:
     with contextlib.suppress(OSError):
         return os.stat(path)
     return None
+
+
+def _ended(path: str) -> bool:
+    """Whether a file was reached through a process, and that has ended."""
+    return path.startswith("/proc/") and _stat(path) is None
 
 
 def users_of(names: set[str]) -> Iterator[tuple[int, tuple[int, int], str]]:

@@ -5,7 +5,7 @@ A row is a copy of all that the kernel program keeps of a connection, so no stat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from pytools.kernel.addresses import texts
 from pytools.signals import CongestionTimes, Owner, Path, Retransmissions, Stall, TcpFlow
-from pytools.sources.tcp.connections import Connections, Described
+from pytools.sources.tcp.connections import COUNTS, Connections, Described
 from pytools.sources.tcp.owners import Identity
 
 CLOSED: Final = 16  # enum swerve_tcp_flag
@@ -66,11 +66,17 @@ class Rows:
         self._owner, self._ask, self._namespace, self._stall = owner, ask, namespace, stall
 
     def signals(
-        self, keys: NDArray[Any], rows: NDArray[Any], drops: Sequence[dict[str, int]], now_ns: int, unix_ns: int
+        self,
+        keys: NDArray[Any],
+        rows: NDArray[Any],
+        drops: Sequence[dict[str, int]],
+        stalls: Mapping[int, Stall],
+        now_ns: int,
+        unix_ns: int,
     ) -> Iterator[TcpFlow]:
         """A signal of each row; `drops` are the packets of each that were dropped, by reason."""
-        counts, stalls = rows["counts"], self._stalls(keys, rows)
-        interfaces = [self._name(ifindex) if ifindex else "" for ifindex in rows["ifindex"].tolist()]
+        counts = rows["counts"]
+        interfaces = [self._interface(ifindex) for ifindex in rows["ifindex"].tolist()]
         remotes = texts(keys["remote"]["bytes"])
         fields: dict[str, list[Any]] = {
             "local": texts(keys["local"]["bytes"]),
@@ -107,15 +113,16 @@ class Rows:
         for values in zip(*fields.values(), strict=True):
             yield TcpFlow(**common, **dict(zip(fields, values, strict=True)))
 
-    def connections(self, keys: NDArray[Any], rows: NDArray[Any], now_ns: int) -> Connections:
+    def connections(
+        self, keys: NDArray[Any], rows: NDArray[Any], stalls: Mapping[int, Stall], now_ns: int
+    ) -> Connections:
         """The same connections, as arrays."""
         counts = rows["counts"]
-        single = [counts[name] for name in ("sent_bytes", "received_bytes", "segments_out")]
-        numbers = [*single, counts["retransmitted"].sum(axis=1), counts["timeouts"]]
+        summed = {"retransmitted_segments": counts["retransmitted"].sum(axis=1)}
+        numbers = [summed[name] if name in summed else counts[name] for name in COUNTS]
 
         def describe(at: int) -> Described:
-            ifindex = int(rows["ifindex"][at])
-            interface = self._name(ifindex) if ifindex else ""
+            interface = self._interface(int(rows["ifindex"][at]))
             (remote,) = texts(keys["remote"]["bytes"][at : at + 1])
             (owner,) = self._owners(keys[at : at + 1], rows[at : at + 1], now_ns)
             return Described(owner, self._path_of(remote, interface), interface)
@@ -129,11 +136,14 @@ class Rows:
             closed=rows["flags"] & CLOSED != 0,
             first_ns=rows["first_ns"].astype(np.int64),
             srtt_ns=rows["srtt_us"].astype(np.int64) * 1000,
-            stalls=self._stalls(keys, rows),
+            stalls=stalls,
             describe=describe,
         )
 
-    def _stalls(self, keys: NDArray[Any], rows: NDArray[Any]) -> dict[int, Stall]:
+    def _interface(self, ifindex: int) -> str:
+        return self._name(ifindex) if ifindex else ""
+
+    def stalls(self, keys: NDArray[Any], rows: NDArray[Any]) -> dict[int, Stall]:
         """By position, of the rows in state Loss: the kernel says whether they still are."""
         lost = (rows["congestion"] == _LOSS) & (rows["netns"] == 0) & (rows["flags"] & CLOSED == 0)
         asked = {at: self._stall(identity(keys[at], rows[at])) for at in np.flatnonzero(lost)[:_STALLS].tolist()}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -120,14 +120,15 @@ class TcpSource(Source):
             self._busiest.settle(now_ns)
         if now_ns >= self._busiest.due_ns():
             if self._bus.wanted("tcp_flow"):
-                self._publish(*self._busiest.read(now_ns), now_ns)
+                keys, rows = self._busiest.read(now_ns)
+                self._publish(keys, rows, self._rows.stalls(keys, rows), now_ns)
             else:
                 self._busiest.forget()
         return self._busiest.due_ns()
 
-    def _publish(self, keys: NDArray[Any], rows: NDArray[Any], now_ns: int) -> None:
+    def _publish(self, keys: NDArray[Any], rows: NDArray[Any], stalls: Mapping[int, Stall], now_ns: int) -> None:
         lost: list[dict[str, int]] = [{}] * len(rows) if self._drops is None else self._drops.of(rows)
-        for signal in self._rows.signals(keys, rows, lost, now_ns, time.time_ns()):
+        for signal in self._rows.signals(keys, rows, lost, stalls, now_ns, time.time_ns()):
             self._bus.publish(signal)
 
     def read(self, now_ns: int) -> None:
@@ -216,9 +217,12 @@ class TcpSource(Source):
                 wanted |= rows["flags"] & CLOSED == 0
             if signals:
                 self._busiest.weigh(keys, rows, since_ns)
-                self._publish(keys[wanted], rows[wanted], now_ns)
+            keys, rows = keys[wanted], rows[wanted]
+            stalls = self._rows.stalls(keys, rows)
+            if signals:
+                self._publish(keys, rows, stalls, now_ns)
             if reader is not None:
-                reader(self._rows.connections(keys[wanted], rows[wanted], now_ns))
+                reader(self._rows.connections(keys, rows, stalls, now_ns))
 
         self._table.walk(take)
 
