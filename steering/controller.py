@@ -145,6 +145,7 @@ class Controller:
             self._stays = False
             if self._options.apply or locks.former is not None:
                 switch_off(self._netlink)
+                self._succession.forget()  # or it outlives us if we are killed before there is a guardian
         self._later = self._stack.enter_context(Later())
         log = self._stack.enter_context(journal.Journal(folder / journal.FILE, self._later))
         self._acts_file = self._stack.enter_context(contextlib.closing(ActsFile(folder, self._later)))
@@ -175,7 +176,6 @@ class Controller:
                 self._options.netns, safety.lease, locks, self._say, deadline, safety.takeover
             )
         elif locks.former is not None:
-            self._succession.forget()
             locks.former.done()  # a dry run keeps nothing
         self.agent.register(self._selector)
         self.packets.register(self._selector)

@@ -331,8 +331,12 @@ def test_what_was_left_behind_is_taken_back_before_anything_else_can_fail(made):
     orders = directories.state_dir(None) / kept_orders.FILE
     orders.write_text("rubbish")
     orders.chmod(0o600)
+    memory = directories.steering_memory(None)
+    memory.parent.mkdir(parents=True, exist_ok=True)
+    memory.write_text("of a controller that was killed together with its guardian")
     with pytest.raises(SwerveError, match="not a file of orders"):
         made.start(keep=True)
+    assert not memory.exists()
     assert made.kernel.asked[0] == "off" and in_force() == {} and made.kernel.closed == [True]
 
 
