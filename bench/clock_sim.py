@@ -7,7 +7,7 @@ offset against the reference less the true one when the window ends, for every h
 is taken out. `_middle` is the same in the middle of the window, where offsets do not hang on drifts. Every window has
 new clocks, a new graph, and no prior.
 
-`default`, `load97` and `wander100` are running agents: a result every 500 ms from a window of 2 s, with what was known
+`default`, `load97` and `wander100` are running agents: a result every second from a window of 2 s, with what was known
 before. 20 hosts, both ends of an edge measure it; errors count once 8 s have passed. `default` probes as shipped.
 `load97` sends 200 trains per second through links at 97 % load. `wander100` sends 100, and each rate changes by
 up to 0.1 ppm/s, a sinusoid of 10 s. Their `coverage` is that of 4.5 standard deviations, without any allowance.
@@ -36,6 +36,7 @@ from pytools.estimators.clock_graph import Clocks as Solved
 from pytools.estimators.clock_graph import Edges, solve
 from pytools.estimators.clocks import EdgeFit, fit_edge
 from pytools.estimators.congested import Floor, doubted, noise_ns, tells_round_trip, tempered
+from pytools.estimators.drift_trends import DriftTrend, DriftTrends
 from pytools.estimators.offsets import MEMORY_S, WANDER_PPB_PER_S, wander, wander_between
 
 HOSTS = 40
@@ -99,6 +100,7 @@ def add(
     end_ns: int,
     wanders: Floats,
     tally: Tally,
+    trends: DriftTrends | None = None,
 ) -> Solved:
     """Solve the graph, and add what it is off by in the middle and at the end of a window."""
     fits = [(edge, fit) for edge, fit in zip(pairs, lines, strict=True) if fit]
@@ -121,7 +123,8 @@ def add(
     )
     for true_ns, errors in ((end_ns - SPAN_NS // 2, tally.middle), (end_ns, tally.end)):
         readings = clocks.readings(true_ns)
-        result = solve(edges, hosts, 0, int(readings[0]), wanders)
+        headed = None if trends is None else trends.of([str(host) for host in range(hosts)])
+        result = solve(edges, hosts, 0, int(readings[0]), wanders, headed)
         off = result.offset_ns[1:] - (readings[1:] - readings[0])
         errors.extend(off.tolist())
         if true_ns == end_ns:
@@ -242,6 +245,8 @@ def running(seed: int, how: Running, tally: Tally) -> None:
     known: list[EdgeFit | None] = [None] * len(edges)
     drifts: list[tuple[Floats, Floats]] = []
     wanders = np.full(RUNNING_HOSTS, WANDER_PPB_PER_S)
+    heading = [DriftTrend(SPAN_NS * 1e-9) for _ in edges]
+    trends = DriftTrends(SPAN_NS * 1e-9, 0.0)
     for turn in range(rounds):
         begin_ns = BEGIN_NS + turn * ROUND_NS
         end_ns = begin_ns + SPAN_NS
@@ -256,9 +261,24 @@ def running(seed: int, how: Running, tally: Tally) -> None:
                 singles=singles,
                 wander_ppb_per_s=wander_between(*wanders[list(edges[place])]),
             )
-            fits.append(told(fit, known[place], floors[place], end_ns))
-            known[place] = fits[-1] or known[place]
-        result = add(clocks, edges, fits, end_ns, wanders, tally if turn >= WARM_ROUNDS else Tally())
+            if fit := told(fit, known[place], floors[place], end_ns):
+                if not fit.carried:
+                    heading[place].push(fit.epoch_ns, fit.drift_ppb, fit.drift_sigma_ppb)
+                known[place] = fit = replace(fit, trend_ppb_per_s=heading[place].ppb_per_s)
+            fits.append(fit)
+        result = add(clocks, edges, fits, end_ns, wanders, tally if turn >= WARM_ROUNDS else Tally(), trends)
+        trends.push(
+            (str(host), end_ns - round(ago_s * 1e9), drift_ppb, sigma_ppb)
+            for host, (drift_ppb, sigma_ppb, ago_s) in enumerate(
+                zip(
+                    result.measured_drift_ppb.tolist(),
+                    result.drift_sigma_ppb.tolist(),
+                    result.measured_ago_s.tolist(),
+                    strict=True,
+                )
+            )
+            if host
+        )
         drifts.append((result.drift_ppb, result.drift_sigma_ppb))
         wanders = estimated(drifts)
 

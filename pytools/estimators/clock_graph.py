@@ -8,12 +8,13 @@ lose their weight. Integers hold what may be days; floats only what is left afte
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pytools.estimators.drift_trends import Trends
 from pytools.estimators.laplacian import Floats, Graph, Places, spanning_levels
 from pytools.estimators.offsets import SIGMAS, WANDER_PPB_PER_S, WANDER_SIGMAS
 from pytools.estimators.potentials import fit, variances
@@ -51,6 +52,8 @@ class Clocks:
     epoch_ns: Times  # what the host's own clock reads then
     offset_ns: Times
     drift_ppb: Floats  # of the offset, per second of the host's own clock
+    measured_drift_ppb: Floats  # without its trend: what it was when the edges were measured,
+    measured_ago_s: Floats  # so long before, on average
     sigma_ns: Floats
     drift_sigma_ppb: Floats
     bound_ns: Times  # statistics, and the allowances of the edges on the shortest way to the reference
@@ -60,7 +63,14 @@ class Clocks:
     is_outlier: NDArray[np.bool_]  # per edge
 
 
-def solve(edges: Edges, hosts: int, reference: int, at_ns: int, wander_ppb_per_s: Floats | None = None) -> Clocks:
+def solve(
+    edges: Edges,
+    hosts: int,
+    reference: int,
+    at_ns: int,
+    wander_ppb_per_s: Floats | None = None,
+    trends: Trends | None = None,
+) -> Clocks:
     """Offsets and drifts of all hosts against one.
 
     Parameters
@@ -75,6 +85,8 @@ def solve(edges: Edges, hosts: int, reference: int, at_ns: int, wander_ppb_per_s
         What its clock reads at the instant that is asked for.
     wander_ppb_per_s : ndarray, shape (hosts,), optional
         How fast each host's drift changes at most; WANDER_PPB_PER_S where nothing is known.
+    trends : Trends, optional
+        How fast each host's drift changes now: offsets and drifts are carried along parabolas, not along lines.
     """
     readings, known = _coarse(edges, hosts, reference, at_ns)
     used = np.flatnonzero(known[edges.owner] & (edges.owner != edges.peer))
@@ -85,7 +97,9 @@ def solve(edges: Edges, hosts: int, reference: int, at_ns: int, wander_ppb_per_s
     part = edges.take(used)
     graph = Graph(places[part.owner], places[part.peer], int(known.sum()))
     wanders = np.full(hosts, WANDER_PPB_PER_S) if wander_ppb_per_s is None else wander_ppb_per_s
-    return _filled(blank, part, used, graph, int(places[reference]), at_ns, wanders[known])
+    trends = Trends(np.zeros(hosts)) if trends is None else trends
+    trends = replace(trends, ppb_per_s=trends.ppb_per_s[known])
+    return _filled(blank, part, used, graph, int(places[reference]), at_ns, wanders[known], trends)
 
 
 def _coarse(edges: Edges, hosts: int, reference: int, at_ns: int) -> tuple[Times, NDArray[np.bool_]]:
@@ -113,6 +127,8 @@ def _blank(hosts: int, edges: int, readings: Times, known: NDArray[np.bool_], at
         epoch_ns=np.where(known, readings, MISSING),
         offset_ns=np.where(known, readings - at_ns, MISSING),
         drift_ppb=np.zeros(hosts),
+        measured_drift_ppb=np.zeros(hosts),
+        measured_ago_s=np.zeros(hosts),
         sigma_ns=np.where(known, 0.0, np.inf),
         drift_sigma_ppb=np.where(known, 0.0, np.inf),
         bound_ns=np.where(known, 0, MISSING),
@@ -124,13 +140,18 @@ def _blank(hosts: int, edges: int, readings: Times, known: NDArray[np.bool_], at
 
 
 def _filled(
-    blank: Clocks, edges: Edges, used: Places, graph: Graph, ground: int, at_ns: int, wanders: Floats
+    blank: Clocks, edges: Edges, used: Places, graph: Graph, ground: int, at_ns: int, wanders: Floats, trends: Trends
 ) -> Clocks:
     """The result for the hosts connected to the reference, numbered as in `graph`."""
     known = blank.known
-    drifts = fit(graph, np.log1p(edges.drift_ppb * 1e-9), np.maximum(edges.drift_sigma_ppb, _LEAST) * 1e-9, ground)
-    rates = np.expm1(graph.along(drifts.values))  # ns of offset per ns of the owner's clock
     readings = blank.epoch_ns[known]
+    since_s: Floats = (readings[graph.tails] - edges.epoch_ns).astype(np.float64) * 1e-9
+    bends = graph.along(trends.ppb_per_s)
+    measured = np.log1p((edges.drift_ppb + bends * since_s) * 1e-9)
+    drifts = fit(graph, measured, np.maximum(edges.drift_sigma_ppb, _LEAST) * 1e-9, ground)
+    rates = np.expm1(graph.along(drifts.values))  # ns of offset per ns of the owner's clock
+    # A line lies above the vertex of a parabola by half of the mean square of its times, which are spread evenly.
+    edges = _lowered(edges, _whole(bends * (since_s**2 + trends.window_s**2 / 12) / 2))
     most = np.maximum(edges.hard_high_ns - edges.offset_ns, edges.offset_ns - edges.hard_low_ns)
     for _ in range(_PASSES):  # clocks that are moved far read their edges' lines elsewhere
         surplus = _surplus(edges, graph, readings, rates)
@@ -140,9 +161,9 @@ def _filled(
         if np.abs(shifts).max() < _NEAR_NS:
             break
 
-    since_s = (readings[graph.tails] - edges.epoch_ns) * 1e-9
+    since_s = (readings[graph.tails] - edges.epoch_ns).astype(np.float64) * 1e-9
     drift_variance = variances(graph, drifts.weights, ground)
-    age = graph.degrees(np.square(since_s).astype(np.float64)) / graph.counts
+    age = graph.degrees(np.square(since_s)) / graph.counts
     sigma = np.sqrt(variances(graph, offsets.weights, ground) + age * drift_variance * 1e18)
     drift_sigma = np.sqrt(drift_variance) * 1e9
     # All edges of a host bend with its clock, so this does not average out. A line through a window lies as far off
@@ -166,7 +187,10 @@ def _filled(
     result = blank
     result.epoch_ns[known] = readings
     result.offset_ns[known] = readings - at_ns
-    result.drift_ppb[known] = -np.expm1(-drifts.values) * 1e9
+    drift_ppb, ago_s = -np.expm1(-drifts.values) * 1e9, graph.degrees(since_s) / graph.counts
+    result.drift_ppb[known] = drift_ppb + trends.ppb_per_s * trends.ahead_s
+    result.measured_drift_ppb[known] = drift_ppb - trends.ppb_per_s * ago_s
+    result.measured_ago_s[known] = ago_s
     result.sigma_ns[known] = sigma
     result.drift_sigma_ppb[known] = drift_sigma
     stated = SIGMAS * sigma + graph.distances(allowance, allowance, ground)
@@ -184,6 +208,19 @@ def _surplus(edges: Edges, graph: Graph, readings: Times, rates: Floats) -> Floa
     steps = readings[graph.heads] - readings[graph.tails]
     surplus: Floats = (edges.offset_ns - steps) + rates * since
     return surplus
+
+
+def _lowered(edges: Edges, by_ns: Times) -> Edges:
+    return replace(
+        edges,
+        offset_ns=edges.offset_ns - by_ns,
+        hard_low_ns=edges.hard_low_ns - by_ns,
+        hard_high_ns=edges.hard_high_ns - by_ns,
+    )
+
+
+def _whole(values: Floats) -> Times:
+    return np.asarray(np.rint(values), np.int64)
 
 
 def _neighbours(graph: Graph, used: NDArray[np.bool_]) -> NDArray[np.intp]:

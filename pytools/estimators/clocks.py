@@ -50,6 +50,8 @@ class EdgeFit(Line):
     wander_ppb_per_s: float = WANDER_PPB_PER_S  # the drift changes no faster, as was known then
     span_ns: int = 0  # from the oldest to the newest probe that it rests on: those behind the last step
     floor_ns: int | None = None  # the round trip when nothing waits, where this window says too much
+    trend_ppb_per_s: float = 0.0  # the drift's, from the epoch on
+    carried: bool = False  # whether the drift is the prior's, carried on
     probes: tuple[Probes, Probes] | None = field(default=None, compare=False, repr=False)  # for the next window
 
     @property
@@ -64,7 +66,12 @@ class EdgeFit(Line):
 
     def at(self, clock_ns: int) -> int:
         """The offset when our clock reads `clock_ns`."""
-        return self.offset_ns + round(self.drift_ppb * ((clock_ns - self.epoch_ns) * 1e-9))
+        seconds = (clock_ns - self.epoch_ns) * 1e-9
+        return self.offset_ns + round((self.drift_ppb + self.trend_ppb_per_s * seconds / 2) * seconds)
+
+    def drift_at(self, clock_ns: int) -> float:
+        """The drift then."""
+        return self.drift_ppb + self.trend_ppb_per_s * ((clock_ns - self.epoch_ns) * 1e-9)
 
     def sigma_at(self, clock_ns: int) -> float:
         """Its standard deviation then, the wander of the oscillators included."""
@@ -187,7 +194,7 @@ def _fit(
             prior = before.fit(before.first(None), None, asymmetry_share, noise_ns)
         rest = after or before or rest
     if prior is not None:
-        begin_s = small_step(rest.times_s, rest.values_ns, prior.drift_ppb, prior.unqueued_ns, noise_ns)
+        begin_s = small_step(rest.times_s, rest.values_ns, prior.drift_at(rest.origin_ns), prior.unqueued_ns, noise_ns)
         if begin_s is not None:
             stepped = True
             rest = rest.split(begin_s)[1] or rest
@@ -210,7 +217,7 @@ def _steadied(fit: EdgeFit, prior: EdgeFit | None) -> EdgeFit:
     known_ppb = math.hypot(prior.drift_sigma_ppb, prior.wander_ppb_per_s * apart_s)
     if known_ppb >= fit.drift_sigma_ppb:
         return fit
-    return replace(fit, drift_ppb=prior.drift_ppb, drift_sigma_ppb=known_ppb)
+    return replace(fit, drift_ppb=prior.drift_at(fit.epoch_ns), drift_sigma_ppb=known_ppb, carried=True)
 
 
 def _contradict(fit: EdgeFit, prior: EdgeFit, noise_ns: float) -> bool:
@@ -322,7 +329,9 @@ class _Window:
             return first.drift, loose
         apart_s = abs(self.origin_ns - prior.epoch_ns) * 1e-9
         fresh = min(max(apart_s / span_s, 0.05), 1.0) if span_s > 0 else 1.0  # windows overlap: no probe counts twice
-        return prior.drift_ppb, math.hypot(prior.drift_sigma_ppb / math.sqrt(fresh), prior.wander_ppb_per_s * apart_s)
+        return prior.drift_at(self.origin_ns), math.hypot(
+            prior.drift_sigma_ppb / math.sqrt(fresh), prior.wander_ppb_per_s * apart_s
+        )
 
     def _result(self, edges: LowerEdges, asymmetry_share: float, loose_ppb: float) -> EdgeFit:
         forward, reverse, drift = edges.covariance.tolist()

@@ -152,7 +152,8 @@ def tempered(fit: EdgeFit, prior: EdgeFit | None, floor_ns: int, asymmetry_share
     return replace(
         _open(fit, min(SIGMAS * past_ns, half_ns), allowance_ns),
         offset_ns=fit.offset_ns + round(moved_ns),
-        drift_ppb=prior.drift_ppb,
+        drift_ppb=prior.drift_at(fit.epoch_ns),
+        carried=True,
         drift_sigma_ppb=math.hypot(prior.drift_sigma_ppb, prior.wander_ppb_per_s * apart_s),
     )
 

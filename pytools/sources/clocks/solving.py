@@ -1,4 +1,4 @@
-"""Solves all hosts' clocks from the edges that they report: names to indexes, and back. Pure."""
+"""Solves all hosts' clocks from the edges that they report: names to indexes, and back."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pytools.estimators.clock_graph import Clocks, Edges, solve
+from pytools.estimators.drift_trends import DriftTrends
 from pytools.estimators.offsets import UNBOUNDED_NS, WANDER_PPB_PER_S
 from pytools.estimators.windows import MISSING, Times
 from pytools.signals import ClockState
@@ -25,6 +26,7 @@ def solved(
     slews_ppb: Mapping[str, float | None],
     doubtful: Set[str],
     wanders_ppb_per_s: Mapping[str, float] = MappingProxyType({}),
+    trends: DriftTrends | None = None,
 ) -> list[HostClock]:
     """Every host's clock against the reference's, in the order of their names.
 
@@ -44,6 +46,8 @@ def solved(
         without them nobody has a clock. But when the reference itself was stepped, everybody is free running.
     wanders_ppb_per_s : mapping
         How fast the drift of a host changes at most; WANDER_PPB_PER_S for those that are not listed.
+    trends : DriftTrends, optional
+        What was solved before; this result is added to it.
     """
     names = sorted({reference, *(owner for owner, _ in edges), *(edge.peer for _, edge in edges)})
     place = {name: number for number, name in enumerate(names)}
@@ -69,11 +73,17 @@ def solved(
         hard_high_ns=times("hard_high_ns"),
     )
     wanders = np.array([wanders_ppb_per_s.get(name, WANDER_PPB_PER_S) for name in names], np.float64)
+    headed = None if trends is None else trends.of(names)
     try:
-        clocks = solve(columns, len(names), place[reference], at_ns, wanders)
+        clocks = solve(columns, len(names), place[reference], at_ns, wanders, headed)
     except np.linalg.LinAlgError:  # nothing that was measured is like that: somebody told nonsense, so nobody is known
         clocks = solve(columns.take(np.zeros(0, np.intp)), len(names), place[reference], at_ns)
     known_rows = clocks.known & _tellable(clocks)
+    if trends is not None:
+        times_ns = at_ns - np.rint(clocks.measured_ago_s * 1e9).astype(np.int64)
+        columns_of = (times_ns, clocks.measured_drift_ppb, clocks.drift_sigma_ppb)
+        rows = zip(names, *(each.tolist() for each in columns_of), strict=True)
+        trends.push(row for row in rows if row[0] != reference and known_rows[place[row[0]]])
     kept, rejected = np.zeros((2, len(names)), np.int64)
     for ends in (columns.owner, columns.peer):
         np.add.at(kept, ends, times("pairs_kept"))

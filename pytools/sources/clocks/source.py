@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from pytools.config import AgentConfig
@@ -18,6 +19,7 @@ from pytools.estimators.clocks import fit_edge
 from pytools.estimators.collocation import groups
 from pytools.estimators.congested import Floor, doubted, noise_ns, tells_round_trip, tempered
 from pytools.estimators.drift_history import DriftHistory
+from pytools.estimators.drift_trends import DriftTrend
 from pytools.estimators.offsets import UNBOUNDED_NS, Offset
 from pytools.ipc.bus import Bus
 from pytools.ipc.hosts import HostBus
@@ -61,9 +63,10 @@ class ClockSource(Source):
         self._window_ns = int(config.clocks.window_ms * MS)
         self._life_ns = max(_LEAST_LIFE_NS, 5 * self._interval_ns // 2)
         # the common time of all hosts, as it was last told
-        self.timescale = Timescale(config.host, self._interval_ns, config.clocks.reference)
+        self.timescale = Timescale(config.host, self._interval_ns, config.clocks.reference, self._window_ns)
         self._fitted: dict[int, Fitted] = {}  # by path index
         self._floors: dict[int, Floor] = {}
+        self._trends: dict[int, DriftTrend] = {}
         self._doubted_ns: dict[str, int] = {}  # peer -> when its clock or ours was last seen to be stepped
         self._waiting: list[PinnedPath] = []
         self._turn = 0  # of the paths to one peer, whether those of even or of odd number are fitted
@@ -170,6 +173,10 @@ class ClockSource(Source):
             prior = before.fit if before else None
             fit = tempered(fit, prior, floor_ns, share) if floor.settled else doubted(fit)
             stepped_ns = now_ns if fit.stepped else None if before is None else before.stepped_ns
+            trend = self._trends.setdefault(pinned.index, DriftTrend(self._window_ns * 1e-9))
+            if not fit.carried:
+                trend.push(fit.epoch_ns, fit.drift_ppb, fit.drift_sigma_ppb)
+            fit = replace(fit, trend_ppb_per_s=trend.ppb_per_s)
             self._fitted[pinned.index] = fitted = Fitted(pinned, fit, now_ns, stepped_ns)
             if self._bus.wanted("clock_edge"):
                 self._bus.publish(fitted.signal(self._config.host, self._window_ns, now_ns))
@@ -186,6 +193,7 @@ class ClockSource(Source):
         self._since_ns = {index: since_ns for index, since_ns in self._since_ns.items() if index in current}
         self._fitted = {index: fitted for index, fitted in self._fitted.items() if index in current}
         self._floors = {index: floor for index, floor in self._floors.items() if index in current}
+        self._trends = {index: trend for index, trend in self._trends.items() if index in current}
 
     def _own(self, peer: str, now_ns: int) -> Edge | None:
         """Our best fresh edge to a peer: the newest that shows a step, else the one with the smallest bound by now."""

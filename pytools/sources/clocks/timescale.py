@@ -16,6 +16,7 @@ from typing import Final
 
 import numpy as np
 
+from pytools.estimators.drift_trends import DriftTrends
 from pytools.estimators.offsets import MEMORY_S, WANDER_PPB_PER_S, Offset, wander, wander_between
 from pytools.sources.clocks.messages import VERSION, Clocks, Edge, Edges, HostClock
 
@@ -40,14 +41,15 @@ class Timescale:
 
     Parameters
     ----------
-    interval_ns : int
-        How often hosts send their edges.
+    interval_ns, window_ns : int
+        How often hosts send their edges, and over which time they are fitted.
     reference : str
         The host whose clock is the common one; empty: elected.
     """
 
-    def __init__(self, host: str, interval_ns: int, reference: str) -> None:
+    def __init__(self, host: str, interval_ns: int, reference: str, window_ns: int = 0) -> None:
         self._host, self._interval_ns, self._wanted = host, interval_ns, reference
+        self._trends = DriftTrends(window_ns * 1e-9, interval_ns * 0.5e-9)
         self._suspect_ns = max(_STEPPED_NS, 3 * interval_ns // 2)
         self._heard: dict[str, _Heard] = {}
         self._quarantined_ns: dict[str, int] = {}  # host -> since when its clock is known to be stepped
@@ -145,7 +147,8 @@ class Timescale:
             for edge in heard.edges.edges
             if not since or heard.last_ns >= max(since.get(host, 0), since.get(edge.peer, 0))
         ]
-        return Clocks(VERSION, unix_ahead_ns, solved(self._host, clock_ns, edges, slews, doubtful, self._wanders))
+        hosts = solved(self._host, clock_ns, edges, slews, doubtful, self._wanders, self._trends)
+        return Clocks(VERSION, unix_ahead_ns, hosts)
 
     def _quarantined(self, doubtful: Set[str], oldest_ns: int, now_ns: int) -> Mapping[str, int]:
         """Since when the clock of each host is another one; edges from before say nothing about it."""
