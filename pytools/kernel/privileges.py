@@ -45,8 +45,8 @@ LOST: Final = (
     Lost(
         "CAP_SYS_ADMIN",
         _SYS_ADMIN,
-        "what a kernel program costs per packet is not known, RDMA is not seen by probes in its providers (where the "
-        "kernel asks for it, as 6.18 does), and processes tapped before the agent began are not found",
+        "what a kernel program costs per packet is not known, RDMA is not seen by probes in its providers (by "
+        "kernels before 6.6), and processes tapped before the agent began are not found",
     ),
 )
 

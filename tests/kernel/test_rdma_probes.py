@@ -17,7 +17,8 @@ from support import require, run, wait_until
 from pytools.errors import SwerveError
 from pytools.kernel import rdma_class
 from pytools.kernel.bpf.loader import Loaded, Program, load
-from pytools.kernel.bpf.uprobes import Uprobe
+from pytools.kernel.bpf.syscall import has_tcx
+from pytools.kernel.bpf.uprobes import Uprobe, close_all
 from pytools.kernel.elf import build_id
 from pytools.sources.rdma import providers
 from pytools.sources.rdma.providers import Uprobes
@@ -127,11 +128,30 @@ def test_a_place_without_code_is_refused(loaded: Loaded, tmp_path: Path) -> None
         Uprobe(loaded.programs["rdma_poll"], str(tmp_path / "missing"), 0)
 
 
-def test_one_process_alone_may_be_probed(devices: Path) -> None:
-    require("root", "bcc", "tracefs")
+def post_send_of_alpha() -> tuple[str, int]:
+    """The library and the offset of a provider's function."""
     library = str(native_build.fake_verbs(False) / "libalpha-rdmav34.so")
     symbols = run(["nm", library]).stdout.splitlines()
-    offset = next(int(line.split()[0], 16) for line in symbols if line.endswith("alpha_post_send"))
+    return library, next(int(line.split()[0], 16) for line in symbols if line.endswith("alpha_post_send"))
+
+
+def test_breakpoints_are_links_where_the_kernel_has_them(loaded: Loaded) -> None:
+    """Since 6.6, as those at TC: events of perf take 0.1 s each to be removed, one after the other."""
+    with load([Program("empty.c", ("empty",))]) as empty:
+        has_links = has_tcx(empty.programs["empty"])
+    probes = [Uprobe(loaded.programs["rdma_post_send"], *post_send_of_alpha()) for _ in range(3)]
+    assert [each.linked for each in probes] == [has_links] * 3
+    close_all(probes)
+    with native_build.App() as app:
+        prepare(app)
+        before = int(loaded.map("rdma_counters").read_percpu_sum()[0])
+        app.do("post 0 1 1 0 1 1 1")
+        assert int(loaded.map("rdma_counters").read_percpu_sum()[0]) == before
+
+
+def test_one_process_alone_may_be_probed(devices: Path) -> None:
+    require("root", "bcc", "tracefs")
+    library, offset = post_send_of_alpha()
     program = Program("rdma.c", ("rdma_post_send",), {}, {"rdma_post_send": "uprobe"})
     with load([program]) as alone, native_build.App() as one, native_build.App() as other:
         for app in (one, other):

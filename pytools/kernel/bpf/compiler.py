@@ -29,6 +29,7 @@ from typing import Any
 
 _SOCK_ADDR = 18  # BPF_PROG_TYPE_CGROUP_SOCK_ADDR, which bcc does not name
 _CONNECT = {"connect4": 10, "connect6": 11}  # enum bpf_attach_type, which the verifier wants to know of these
+_ATTACH = _CONNECT | {"uprobe": 48}  # links want to know of these; kernels without such links do not look
 _NUMPY_CODE = {"c": "S1", "?": "?"}
 _ELSEWHERE = "`swerve cache export` on a host with a compiler, then `swerve cache import` here"
 _PART = re.compile(r'#include "(\w+/\w+\.h|\w+\.c)"')
@@ -126,7 +127,7 @@ def build(request: dict[str, Any], bpf_dir: str, keep: Callable[..., None]) -> t
         types |= dict.fromkeys(_CONNECT, _SOCK_ADDR)
         for name, kind in request["functions"]:
             try:
-                attach = _CONNECT.get(kind, 0)
+                attach = _ATTACH.get(kind, 0)
                 descriptors.append(program.load_func(name, types[kind], attach_type=attach or -1).fd)
                 reply["descriptors"].append(f"program:{name}")
                 code = program.dump_func(name)

@@ -25,6 +25,7 @@ MAP_LOOKUP_BATCH, MAP_UPDATE_BATCH, LINK_CREATE, ENABLE_STATS = 24, 26, 28, 32
 
 TCX_INGRESS, TCX_EGRESS = 46, 47  # enum bpf_attach_type, and so the next
 SOCK_CREATE, SOCK_OPS, CONNECT4, CONNECT6 = 2, 3, 10, 11
+UPROBE_MULTI = 48
 _BEFORE, _AFTER = 1 << 3, 1 << 4  # BPF_F_BEFORE, BPF_F_AFTER; with no other program named: all of them
 _MOST_PROGRAMS = 64  # on one hook (BPF_MPROG_MAX)
 _MAP_INFO_BYTES, PROG_INFO_BYTES, _LINK_INFO_BYTES = 80, 232, 16
@@ -142,6 +143,19 @@ def create_tcx_link(prog_fd: int, ifindex: int, attach_type: int, last: bool = F
         if error.errno in (errno.EINVAL, errno.EOPNOTSUPP):  # unknown attach type
             return None
         raise SwerveError(f"attaching to interface {ifindex} failed: {error.strerror}") from None
+
+
+def create_uprobe_link(prog_fd: int, path: str, offset: int, at_return: bool) -> int | None:
+    """Run a program of type kprobe where a file's code is entered or left, until the returned descriptor is closed.
+
+    None where the kernel has no such links (before 6.6), the program was not loaded for them, or the place is no good.
+    """
+    name, place = ctypes.create_string_buffer(os.fsencode(path)), ctypes.c_uint64(offset)
+    where = struct.pack("<4Q3I", address(name), ctypes.addressof(place), 0, 0, 1, int(at_return), 0)
+    try:
+        return bpf(LINK_CREATE, (struct.pack("<4I", prog_fd, 0, UPROBE_MULTI, 0) + where).ljust(64, b"\0"))
+    except OSError:
+        return None
 
 
 def tcx_programs(ifindex: int, attach_type: int) -> list[int]:

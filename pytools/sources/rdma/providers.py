@@ -243,8 +243,7 @@ class Uprobes(Way):
             self._finding.kill()
             self._finding.communicate()
             self._finding = None
-        for probe in self._probes.values():
-            probe.close()
+        uprobes.close_all(self._probes.values())
         self._probes = {}
         if self.table is not None:
             self.table.close()
