@@ -1,9 +1,9 @@
 """Every test, for `make test`: several pytest sessions, some of them side by side. With `quick`, for `make test-quick`:
 unit tests but the slow ones, with fewer random examples, in two sessions.
 
-unit      unit tests, then as `free`
-free      tests of one host's kernel and files of tests/fabric that are marked `beside`; in three sessions meanwhile
+free      tests of one host's kernel and files of tests/fabric that are marked `beside`; in four sessions
 timed     the files of tests/fabric that look at the clock, when those have ended; in two sessions
+unit      unit tests, from the beginning on, with the processor time that those leave
 guests    tests in the second kernel, from the beginning on, with the processor time that nobody else asks for
 
 Four at first, on two processors, as all but unit tests wait for most of their time; two that look at the clock, so that
@@ -28,25 +28,28 @@ ROOT = Path(__file__).resolve().parent.parent
 KERNEL, UNIT, FABRIC, GUESTS = "tests/kernel", "tests/unit", "tests/fabric", "tests/vm"
 MARK = re.compile(r"^pytestmark = .*\bmark\.beside\b", re.MULTILINE)
 QUICK = ("-q", "-m", "not slow", "--hypothesis-profile=quick")
-FREE, TIMED = 3, 2  # sessions
+FREE, TIMED = 4, 2  # sessions
 # Files that take longest, in this order: begun last, one would keep a session after the others have ended.
 LONG = (
     *("test_route_kinds", "test_recording", "test_job_verdicts", "test_service", "test_tcp_program", "test_restarts"),
     *("test_metrics", "test_top_terminal", "test_takeover", "test_hidden_ways", "test_standing_queue", "test_clocks"),
     *("test_app_delay", "test_labels", "test_path_mtu", "test_operator", "test_demo"),
 )
-CACHE, BEGUN = "SWERVE_TEST_CACHE", "SWERVE_TEST_BEGUN"  # tests/conftest.py
+CACHE, BEGUN, SPARE = "SWERVE_TEST_CACHE", "SWERVE_TEST_BEGUN", "SWERVE_TEST_SPARE"  # tests/conftest.py
 _ENDING_S = 60
 
 
 @contextlib.contextmanager
-def session(arguments: Sequence[str], shown_later: bool = False) -> Iterator[subprocess.Popen[bytes]]:
+def session(
+    arguments: Sequence[str], shown_later: bool = False, spare: bool = False
+) -> Iterator[subprocess.Popen[bytes]]:
     """A pytest session; interrupted if this process is, and once only, so that it takes down what it has made."""
     command = [sys.executable, "-m", "pytest", *arguments]
+    environment = os.environ | ({SPARE: "1"} if spare else {})
     with tempfile.TemporaryFile() as said:
         into = said if shown_later else None
         process = subprocess.Popen(
-            command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=into, stderr=into, process_group=0
+            command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=into, stderr=into, process_group=0
         )
         try:
             yield process
@@ -86,8 +89,9 @@ def everything() -> list[int]:
         for variable in (CACHE, BEGUN):
             os.environ[variable] = stack.enter_context(tempfile.TemporaryDirectory(prefix="swerve-shared-"))
         guests = stack.enter_context(session([GUESTS], shown_later=True))
-        codes = run([UNIT, *free], *[free] * FREE) + run(*[timed] * TIMED)
-        codes.append(guests.wait())
+        unit = stack.enter_context(session([UNIT], shown_later=True, spare=True))
+        codes = run(*[free] * FREE) + run(*[timed] * TIMED)
+        codes += [unit.wait(), guests.wait()]
     return codes
 
 

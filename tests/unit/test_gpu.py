@@ -355,7 +355,11 @@ def test_the_table_shows_what_lowers_the_clock(fake: Fake, running: Running) -> 
     fake.set(EVERY, sm=1755, sm_max=1980, reasons=4, ecc_uncorrected=3)
     running.listen()
     running.until(
-        lambda: len(running.newest) == 2 and all(row.clock_reasons for row in running.newest.values()), "reasons"
+        lambda: (
+            len(running.newest) == 2
+            and all(row.clock_reasons and "nvmlDeviceGetNvLinkState" in row.failed for row in running.newest.values())
+        ),
+        "reasons, and what fails",
     )
     model = fold(Model(), running.newest.values())
     console = Console(file=io.StringIO(), width=220, color_system=None)
