@@ -190,3 +190,31 @@ def test_the_drift_that_a_few_pairs_show_is_not_believed(span_ms: int, known: bo
     offset = agent.source.between("h1", NOW_NS)
     assert (offset is not None) == known
     assert offset is None or abs(offset.at(NOW_NS) - 2_000) < 100
+
+
+def test_while_probes_wait_the_line_goes_on_as_its_drift_does() -> None:
+    """A clock whose drift changes by 15 ppb a second; after 15 s all probes wait, in one direction, for 5 s."""
+    agent, rate, begin_ns = Rounds(), 15.0, NOW_NS
+
+    def ahead_ns(at_ns: Any) -> Any:
+        seconds = (at_ns - begin_ns) * 1e-9
+        return 5_000.0 * seconds + rate * seconds**2 / 2
+
+    def pairs(_: int, since_ns: int) -> list[Any]:
+        first_ns = max(since_ns, begin_ns)
+        at_ns = np.arange(first_ns, agent.now_ns, 20_000_000)[:, None] + [0, 1000]
+        offset = np.rint(ahead_ns(at_ns)).astype(np.int64)
+        waited = np.where(at_ns > begin_ns + 15 * SECOND_NS, 3_000, 0)
+        return [at_ns, 2_000 + waited + offset, at_ns, 2_000 - offset]
+
+    agent.mesh.sender.pairs = pairs
+    agent.now_ns += SECOND_NS
+    agent.in_seconds(14)
+    errors = []
+    for _ in range(5):
+        agent.in_seconds(1)
+        known = agent.source.between("h1", agent.now_ns)
+        assert known is not None
+        errors.append(abs(known.at(agent.now_ns) - ahead_ns(agent.now_ns)))
+        assert errors[-1] <= known.bound_ns
+    assert max(errors) < 25, "its drift as of before would be off by 90 ns"
