@@ -22,6 +22,7 @@ from _common import alternating, compare
 from packet_runs import PacketRuns
 
 from pytools.errors import CapabilityError
+from pytools.kernel.bpf.cache_key import flags
 from pytools.kernel.bpf.compiler import maps_of, use_headers, whole
 from pytools.kernel.bpf.loader import bpf_dir, dtype
 from pytools.kernel.bpf.maps import Map
@@ -73,8 +74,9 @@ def loaded() -> tuple[Any, int, Ring]:
         from bcc import BPF, lib
     except ImportError:
         raise CapabilityError("this Python cannot import bcc", "apt-get install python3-bpfcc") from None
-    flags = [*use_headers(str(sources)), f"-DSWERVE_PROBE_PORT={PORT}"]
-    program = BPF(text="\n".join(whole("probe.c", str(sources))), cflags=flags)
+    use_headers(str(sources))
+    cflags = [*flags(str(sources)), f"-DSWERVE_PROBE_PORT={PORT}"]
+    program = BPF(text="\n".join(whole("probe.c", str(sources))), cflags=cflags)
     descriptor = program.load_func("probe_ingress", BPF.SCHED_CLS).fd
     maps = maps_of(program.module, lib, BPF._decode_table_type)
 
