@@ -31,7 +31,8 @@ ROOT_TIERS = ("kernel", "fabric", "vm")
 DEADLINE_S, CLEAN_UP_S = 120.0, 30.0
 CACHE_VARIABLE = "SWERVE_TEST_CACHE"  # where the sessions of one run keep what they compile; else each has its own
 BEGUN_VARIABLE = "SWERVE_TEST_BEGUN"  # where sessions that share files note which of them they have begun
-SPARE_VARIABLE = "SWERVE_TEST_SPARE"  # set: this session has the processor time that others leave
+SPARE_VARIABLE = "SWERVE_TEST_SPARE"  # set: this session has the processor time that others leave,
+_SPARE_NICE = 10  # and a tenth of theirs: with none, what a test waits for would not come in time
 CLONE_NEWNS = 0x0002_0000
 MS_REC, MS_PRIVATE = 0x4000, 0x40000
 
@@ -97,9 +98,9 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
 
 
 def pytest_collection_finish() -> None:
-    """Have no more than spare time from here on, where that is wanted: others wait for the collection."""
+    """Let other sessions go first from here on, where that is wanted: they have waited for the collection."""
     if os.environ.pop(SPARE_VARIABLE, None):
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+        os.nice(_SPARE_NICE)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
