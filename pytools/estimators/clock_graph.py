@@ -22,6 +22,7 @@ from pytools.estimators.windows import MISSING, Times
 
 _PASSES: Final = 3
 _NEAR_NS: Final = 1000  # times any drift, less than a nanosecond
+_MOST_AGE_S: Final = 100.0  # a trend lasts no longer
 _LEAST: Final = 0.1  # no edge is better than so many nanoseconds, or so many of them a second
 
 
@@ -146,12 +147,13 @@ def _filled(
     known = blank.known
     readings = blank.epoch_ns[known]
     since_s: Floats = (readings[graph.tails] - edges.epoch_ns).astype(np.float64) * 1e-9
+    bent_s = np.clip(since_s, -_MOST_AGE_S, _MOST_AGE_S)  # what is told of another time is nonsense, and no more
     bends = graph.along(trends.ppb_per_s)
-    measured = np.log1p((edges.drift_ppb + bends * since_s) * 1e-9)
+    measured = np.log1p((edges.drift_ppb + bends * bent_s) * 1e-9)
     drifts = fit(graph, measured, np.maximum(edges.drift_sigma_ppb, _LEAST) * 1e-9, ground)
     rates = np.expm1(graph.along(drifts.values))  # ns of offset per ns of the owner's clock
     # A line lies above the vertex of a parabola by half of the mean square of its times, which are spread evenly.
-    edges = _lowered(edges, _whole(bends * (since_s**2 + trends.window_s**2 / 12) / 2))
+    edges = _lowered(edges, _whole(bends * (bent_s**2 + trends.window_s**2 / 12) / 2))
     most = np.maximum(edges.hard_high_ns - edges.offset_ns, edges.offset_ns - edges.hard_low_ns)
     for _ in range(_PASSES):  # clocks that are moved far read their edges' lines elsewhere
         surplus = _surplus(edges, graph, readings, rates)
@@ -187,7 +189,7 @@ def _filled(
     result = blank
     result.epoch_ns[known] = readings
     result.offset_ns[known] = readings - at_ns
-    drift_ppb, ago_s = -np.expm1(-drifts.values) * 1e9, graph.degrees(since_s) / graph.counts
+    drift_ppb, ago_s = -np.expm1(-drifts.values) * 1e9, graph.degrees(bent_s) / graph.counts
     result.drift_ppb[known] = drift_ppb + trends.ppb_per_s * trends.ahead_s
     result.measured_drift_ppb[known] = drift_ppb - trends.ppb_per_s * ago_s
     result.measured_ago_s[known] = ago_s

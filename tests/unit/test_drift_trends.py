@@ -146,6 +146,19 @@ def test_all_clocks_are_carried_along_parabolas() -> None:
     assert np.all(np.abs(found.offset_ns - offsets_ns(now_s)) <= found.hard_bound_ns)
 
 
+@given(st.integers(-(2**60), 2**60), st.sampled_from([1, -1]))
+def test_an_edge_of_another_time_harms_nobody_else(epoch_ns: int, sign: int) -> None:
+    """One host made it up; trends would carry it to any offset, and its drift below -1."""
+    edges, now_ns = edges_at(1_000.0), 1_001 * S + 800_000_000
+    bad = edges.take(np.flatnonzero((edges.owner == 4) & (edges.peer == 1)))
+    every = {name: np.concatenate([column, getattr(bad, name)]) for name, column in vars(edges).items()}
+    every["epoch_ns"][-1] = epoch_ns
+    trends = Trends(np.array([0.0, *[sign * WANDER_PPB_PER_S] * 3, -sign * WANDER_PPB_PER_S]), WINDOW_S, 0.5)
+    found, clean = (solve(each, 5, 0, now_ns, None, trends) for each in (Edges(**every), edges))
+    assert np.abs(found.offset_ns[2:4] - clean.offset_ns[2:4]).max() < 60
+    assert np.abs(found.drift_ppb[2:4] - clean.drift_ppb[2:4]).max() < 30
+
+
 def test_who_solves_learns_the_trends_and_tells_drifts_for_the_interval_to_come() -> None:
     scale = Timescale("h0", S, "h0", round(WINDOW_S * S))
     late = []
