@@ -28,8 +28,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 _SOCK_ADDR = 18  # BPF_PROG_TYPE_CGROUP_SOCK_ADDR, which bcc does not name
-_CONNECT = {"connect4": 10, "connect6": 11}  # enum bpf_attach_type, which the verifier wants to know of these
-_ATTACH = _CONNECT | {"uprobe": 48}  # links want to know of these; kernels without such links do not look
 _NUMPY_CODE = {"c": "S1", "?": "?"}
 _ELSEWHERE = "`swerve cache export` on a host with a compiler, then `swerve cache import` here"
 _PART = re.compile(r'#include "(\w+/\w+\.h|\w+\.c)"')
@@ -108,7 +106,10 @@ def build(request: dict[str, Any], bpf_dir: str, keep: Callable[..., None]) -> t
 
     from pytools.kernel.bpf.cache import Function
     from pytools.kernel.bpf.cache_key import flags
+    from pytools.kernel.bpf.syscall import CONNECT4, CONNECT6, UPROBE_MULTI
 
+    # The verifier wants to know it of the first two, links of the last; kernels without such links do not look.
+    attach_types = {"connect4": CONNECT4, "connect6": CONNECT6, "uprobe": UPROBE_MULTI}
     defines = [f"-D{name}={value}" for name, value in request["defines"].items()]
     reply, descriptors = nothing(request["source"], "")
     made: list[Function] = []
@@ -124,10 +125,10 @@ def build(request: dict[str, Any], bpf_dir: str, keep: Callable[..., None]) -> t
             reply["error"] = reason(error)
             return reply, descriptors
         types = {"tc": BPF.SCHED_CLS, "sock_ops": BPF.SOCK_OPS, "sock": BPF.CGROUP_SOCK, "uprobe": BPF.KPROBE}
-        types |= dict.fromkeys(_CONNECT, _SOCK_ADDR)
+        types |= dict.fromkeys(("connect4", "connect6"), _SOCK_ADDR)
         for name, kind in request["functions"]:
             try:
-                attach = _ATTACH.get(kind, 0)
+                attach = attach_types.get(kind, 0)
                 descriptors.append(program.load_func(name, types[kind], attach_type=attach or -1).fd)
                 reply["descriptors"].append(f"program:{name}")
                 code = program.dump_func(name)

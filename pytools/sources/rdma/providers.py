@@ -185,10 +185,10 @@ class Uprobes(Way):
         """Who uses the libraries: the files with breakpoints, or other files of the same build."""
         ours = {path for places in self._functions.values() for path, _ in places}
         inodes = {(stat.st_dev, stat.st_ino) for path in ours if (stat := _stat(path))}
-        for key, probe in list(self._probes.items()):  # of containers that are gone; those that live are adopted below
-            if _ended(probe.path):
-                probe.close()
-                del self._probes[key]
+        gone = [
+            key for key, probe in self._probes.items() if _ended(probe.path)
+        ]  # containers; below, others are adopted
+        uprobes.close_all([self._probes.pop(key) for key in gone])
         self._processes = {}
         for pid, inode, path in users_of({Path(path).name for path in ours}):
             words = "uprobe"
