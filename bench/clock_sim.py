@@ -34,7 +34,7 @@ from pytools.config import Clocks as ShippedClocks
 from pytools.config import Probe
 from pytools.estimators.clock_graph import Clocks as Solved
 from pytools.estimators.clock_graph import Edges, solve
-from pytools.estimators.clocks import EdgeFit, fit_edge
+from pytools.estimators.clocks import EdgeFit, fit_edge, headed
 from pytools.estimators.congested import Floor, doubted, noise_ns, tells_round_trip, tempered
 from pytools.estimators.drift_trends import DriftTrend, DriftTrends
 from pytools.estimators.offsets import MEMORY_S, WANDER_PPB_PER_S, wander, wander_between
@@ -123,7 +123,7 @@ def add(
     )
     for true_ns, errors in ((end_ns - SPAN_NS // 2, tally.middle), (end_ns, tally.end)):
         readings = clocks.readings(true_ns)
-        headed = None if trends is None else trends.of([str(host) for host in range(hosts)])
+        headed = None if trends is None else trends.of(NAMES)
         result = solve(edges, hosts, 0, int(readings[0]), wanders, headed)
         off = result.offset_ns[1:] - (readings[1:] - readings[0])
         errors.extend(off.tolist())
@@ -221,6 +221,7 @@ class Running:
 
 SHIPPED = Running(Probe().interval_ms, ShippedClocks().pair_every(Probe()))
 RUNNING_HOSTS, WARM_ROUNDS, JUDGED_ROUNDS = 20, 16, 4
+NAMES = [str(host) for host in range(RUNNING_HOSTS)]
 ROUND_NS = int(ShippedClocks().round_ms * 1e6)
 
 
@@ -262,23 +263,11 @@ def running(seed: int, how: Running, tally: Tally) -> None:
                 wander_ppb_per_s=wander_between(*wanders[list(edges[place])]),
             )
             if fit := told(fit, known[place], floors[place], end_ns):
-                if not fit.carried:
-                    heading[place].push(fit.epoch_ns, fit.drift_ppb, fit.drift_sigma_ppb)
-                known[place] = fit = replace(fit, trend_ppb_per_s=heading[place].ppb_per_s)
+                known[place] = fit = headed(fit, heading[place])
             fits.append(fit)
         result = add(clocks, edges, fits, end_ns, wanders, tally if turn >= WARM_ROUNDS else Tally(), trends)
-        trends.push(
-            (str(host), end_ns - round(ago_s * 1e9), drift_ppb, sigma_ppb)
-            for host, (drift_ppb, sigma_ppb, ago_s) in enumerate(
-                zip(
-                    result.measured_drift_ppb.tolist(),
-                    result.drift_sigma_ppb.tolist(),
-                    result.measured_ago_s.tolist(),
-                    strict=True,
-                )
-            )
-            if host
-        )
+        measured = (result.measured_drift_ppb, result.drift_sigma_ppb, result.measured_ago_s)
+        trends.push(end_ns, NAMES[1:], *(each[1:] for each in measured))
         drifts.append((result.drift_ppb, result.drift_sigma_ppb))
         wanders = estimated(drifts)
 

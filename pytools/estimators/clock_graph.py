@@ -146,14 +146,14 @@ def _filled(
     """The result for the hosts connected to the reference, numbered as in `graph`."""
     known = blank.known
     readings = blank.epoch_ns[known]
-    since_s: Floats = (readings[graph.tails] - edges.epoch_ns).astype(np.float64) * 1e-9
-    bent_s = np.clip(since_s, -_MOST_AGE_S, _MOST_AGE_S)  # what is told of another time is nonsense, and no more
+    # What is told of another time is nonsense, and no more.
+    bent_s = np.clip((readings[graph.tails] - edges.epoch_ns).astype(np.float64) * 1e-9, -_MOST_AGE_S, _MOST_AGE_S)
     bends = graph.along(trends.ppb_per_s)
     measured = np.log1p((edges.drift_ppb + bends * bent_s) * 1e-9)
     drifts = fit(graph, measured, np.maximum(edges.drift_sigma_ppb, _LEAST) * 1e-9, ground)
     rates = np.expm1(graph.along(drifts.values))  # ns of offset per ns of the owner's clock
     # A line lies above the vertex of a parabola by half of the mean square of its times, which are spread evenly.
-    edges = _lowered(edges, _whole(bends * (bent_s**2 + trends.window_s**2 / 12) / 2))
+    edges = _lowered(edges, np.rint(bends * (bent_s**2 + trends.window_s**2 / 12) / 2).astype(np.int64))
     most = np.maximum(edges.hard_high_ns - edges.offset_ns, edges.offset_ns - edges.hard_low_ns)
     for _ in range(_PASSES):  # clocks that are moved far read their edges' lines elsewhere
         surplus = _surplus(edges, graph, readings, rates)
@@ -163,9 +163,9 @@ def _filled(
         if np.abs(shifts).max() < _NEAR_NS:
             break
 
-    since_s = (readings[graph.tails] - edges.epoch_ns).astype(np.float64) * 1e-9
+    since_s = (readings[graph.tails] - edges.epoch_ns) * 1e-9
     drift_variance = variances(graph, drifts.weights, ground)
-    age = graph.degrees(np.square(since_s)) / graph.counts
+    age = graph.degrees(np.square(since_s).astype(np.float64)) / graph.counts
     sigma = np.sqrt(variances(graph, offsets.weights, ground) + age * drift_variance * 1e18)
     drift_sigma = np.sqrt(drift_variance) * 1e9
     # All edges of a host bend with its clock, so this does not average out. A line through a window lies as far off
@@ -219,10 +219,6 @@ def _lowered(edges: Edges, by_ns: Times) -> Edges:
         hard_low_ns=edges.hard_low_ns - by_ns,
         hard_high_ns=edges.hard_high_ns - by_ns,
     )
-
-
-def _whole(values: Floats) -> Times:
-    return np.asarray(np.rint(values), np.int64)
 
 
 def _neighbours(graph: Graph, used: NDArray[np.bool_]) -> NDArray[np.intp]:

@@ -15,6 +15,7 @@ import numpy as np
 from pytools.estimators.clock_steps import BLATANT_NS, consistent_since, impossible, is_step, small_step, stray
 from pytools.estimators.corridor import Corridor, Floats, ceiling, corridor
 from pytools.estimators.delays import DRIFT_PPM, STAMP_BOUND_NS
+from pytools.estimators.drift_trends import DriftTrend
 from pytools.estimators.lower_edges import LowerEdges, lower_edges
 from pytools.estimators.offsets import SIGMAS, WANDER_PPB_PER_S, WANDER_SIGMAS, Line
 from pytools.estimators.pairs import Probes, joined, sift, with_singles
@@ -231,6 +232,13 @@ def _contradict(fit: EdgeFit, prior: EdgeFit, noise_ns: float) -> bool:
         fit.round_trip_min_ns,
         noise_ns + math.hypot(fit.sigma_ns, prior.sigma_at(fit.epoch_ns)),
     )
+
+
+def headed(fit: EdgeFit, trend: DriftTrend) -> EdgeFit:
+    """The fit, with the slope of its path's drifts; its own is added to these if it was measured."""
+    if not fit.carried:
+        trend.push(fit.epoch_ns, fit.drift_ppb, fit.drift_sigma_ppb)
+    return replace(fit, trend_ppb_per_s=trend.ppb_per_s)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,6 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pytools.estimators.offsets import MEMORY_S, SIGMAS, WANDER_PPB_PER_S
+
+Floats = NDArray[np.float64]
 
 _LEAST_SPAN_NS: Final = 4_000_000_000  # of the drifts that a slope rests on: two windows that do not overlap, and some
 _LEAST_DRIFTS: Final = 4
@@ -30,7 +32,7 @@ _LEAST_SIGMA_PPB: Final = 0.1
 class Trends:
     """What a solution for many clocks is to take into account, see `clock_graph.solve`."""
 
-    ppb_per_s: NDArray[np.float64]  # by clock: how fast its drift changes; 0 for the reference
+    ppb_per_s: Floats  # by clock: how fast its drift changes; 0 for the reference
     window_s: float = 0.0  # over which the edges were fitted
     ahead_s: float = 0.0  # the drift is told for so long after the moment asked for
 
@@ -112,9 +114,21 @@ class DriftTrends:
         slopes = [self._trends[host].ppb_per_s if host in self._trends else 0.0 for host in hosts]
         return Trends(np.array(slopes, np.float64), self._window_s, self._ahead_s)
 
-    def push(self, measured: Iterable[tuple[str, int, float, float]]) -> None:
-        """Take a solution into account: name, time, drift and its standard deviation; hosts not in it are forgotten."""
+    def push(self, at_ns: int, hosts: Sequence[str], drifts_ppb: Floats, sigmas_ppb: Floats, ago_s: Floats) -> None:
+        """Take a solution into account; hosts that are not in it are forgotten.
+
+        Parameters
+        ----------
+        at_ns : int
+            What the solution is for.
+        drifts_ppb, sigmas_ppb : ndarray, shape (hosts,)
+            Drifts as measured, and their standard deviations.
+        ago_s : ndarray, shape (hosts,)
+            How long before `at_ns` each was measured.
+        """
         before, self._trends = self._trends, {}
-        for host, at_ns, drift_ppb, sigma_ppb in measured:
+        times_ns = at_ns - np.rint(ago_s * 1e9).astype(np.int64)
+        columns = (each.tolist() for each in (times_ns, drifts_ppb, sigmas_ppb))
+        for host, *measured in zip(hosts, *columns, strict=True):
             trend = self._trends[host] = before.get(host) or DriftTrend(self._window_s)
-            trend.push(at_ns, drift_ppb, sigma_ppb)
+            trend.push(*measured)

@@ -114,6 +114,20 @@ def test_a_chain_of_congested_windows_grows_less_sure() -> None:
     )
 
 
+@pytest.mark.parametrize(("trend", "off_ns"), [(15.0, 0), (0.0, 120)])
+def test_the_earlier_line_is_carried_along_a_parabola(trend: float, off_ns: int) -> None:
+    """Four windows that say nothing, and a drift that changes by 15 ppb a second meanwhile."""
+    begin = known = fitted(trend_ppb_per_s=trend)
+    for second in range(1, 5):
+        epoch_ns = EPOCH_NS + second * SECOND_NS
+        truth_ns = TRUTH_NS + round(begin.drift_ppb * second + 15.0 * second**2 / 2)
+        queued = fitted(0, 2_000, epoch_ns=epoch_ns, offset_ns=truth_ns + 500, drift_ppb=770.0)
+        known = replace(tempered(queued, known, FLOOR_NS, SHARE), trend_ppb_per_s=trend)
+        assert known.carried, "what a queue makes of the drift is not learnt"
+    assert abs(known.offset_ns - truth_ns) == pytest.approx(off_ns, abs=5)
+    assert abs(known.offset_ns - truth_ns) <= known.bound_ns
+
+
 @given(st.integers(0, 50_000_000), st.floats(-1, 1))
 def test_before_the_usual_round_trip_is_known_half_of_it_is_open(round_trip: int, share: float) -> None:
     """All of it may be waiting of one direction."""

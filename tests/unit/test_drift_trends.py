@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -11,8 +9,6 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from pytools.estimators.clock_graph import Edges, solve
-from pytools.estimators.clocks import EdgeFit
-from pytools.estimators.congested import tempered
 from pytools.estimators.drift_trends import DriftTrend, DriftTrends, Trends, slope
 from pytools.estimators.offsets import MEMORY_S, WANDER_PPB_PER_S
 from pytools.sources.clocks.messages import VERSION, Edge
@@ -89,9 +85,9 @@ def test_drifts_that_say_nothing_have_no_say() -> None:
 def test_hosts_that_left_are_forgotten() -> None:
     trends = DriftTrends(WINDOW_S, 0.0)
     for place in range(8):
-        trends.push([("a", place * S, 10.0 * place, 1.0), ("b", place * S, -10.0 * place, 1.0)])
+        trends.push(place * S, ["a", "b"], np.array([10.0, -10.0]) * place, np.ones(2), np.zeros(2))
     assert trends.of(["b", "ref", "a"]).ppb_per_s == pytest.approx([-10, 0, 10], abs=0.2)
-    trends.push([("a", 8 * S, 80.0, 1.0)])
+    trends.push(8 * S, ["a"], np.array([80.0]), np.ones(1), np.zeros(1))
     assert trends.of(["b", "a"]).ppb_per_s == pytest.approx([0, 10], abs=0.2)
 
 
@@ -178,38 +174,3 @@ def test_who_solves_learns_the_trends_and_tells_drifts_for_the_interval_to_come(
         late.append(np.abs(one_later - offsets_ns(now_s + 1)).max())
     assert late[0] > 35, "a line alone is that far off after a second"
     assert max(late[10:]) < 5
-
-
-def test_what_waits_in_a_queue_is_carried_along_a_parabola() -> None:
-    """No window of four seconds says anything: the earlier line is carried on, and its drift changes meanwhile."""
-    rate, floor_ns = 15.0, 4_000
-    trend = fed((rate * np.arange(-12, 1)).tolist(), 1.0)
-    begin_ns = BEGIN_NS + 12 * S
-    window = EdgeFit(
-        epoch_ns=begin_ns,
-        offset_ns=0,
-        drift_ppb=0.0,
-        sigma_ns=3.0,
-        drift_sigma_ppb=1.0,
-        bound_ns=300,
-        hard_low_ns=-4_000,
-        hard_high_ns=4_000,
-        round_trip_min_ns=floor_ns,
-        kept=80,
-        rejected=0,
-        stepped=False,
-    )
-    for told, most_ns in ((trend.ppb_per_s, 5), (0.0, 125)):
-        known = replace(window, trend_ppb_per_s=told)
-        for second in range(1, 5):
-            queued = replace(
-                window,
-                epoch_ns=begin_ns + second * S,
-                offset_ns=900,
-                drift_ppb=70.0,
-                round_trip_min_ns=floor_ns + 2_000,
-            )
-            known = replace(tempered(queued, known, floor_ns, 0.1), trend_ppb_per_s=told)
-            assert known.carried, "what a queue makes of the drift is not learnt"
-        assert abs(known.offset_ns - rate * 4**2 / 2) == pytest.approx(most_ns, abs=5)
-        assert abs(known.offset_ns - rate * 4**2 / 2) <= known.bound_ns

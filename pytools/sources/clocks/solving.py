@@ -80,10 +80,9 @@ def solved(
         clocks = solve(columns.take(np.zeros(0, np.intp)), len(names), place[reference], at_ns)
     known_rows = clocks.known & _tellable(clocks)
     if trends is not None:
-        times_ns = at_ns - np.rint(clocks.measured_ago_s * 1e9).astype(np.int64)
-        columns_of = (times_ns, clocks.measured_drift_ppb, clocks.drift_sigma_ppb)
-        rows = zip(names, *(each.tolist() for each in columns_of), strict=True)
-        trends.push(row for row in rows if row[0] != reference and known_rows[place[row[0]]])
+        rows = [number for name, number in place.items() if known_rows[number] and name != reference]
+        measured = (clocks.measured_drift_ppb, clocks.drift_sigma_ppb, clocks.measured_ago_s)
+        trends.push(at_ns, [names[row] for row in rows], *(each[rows] for each in measured))
     kept, rejected = np.zeros((2, len(names)), np.int64)
     for ends in (columns.owner, columns.peer):
         np.add.at(kept, ends, times("pairs_kept"))

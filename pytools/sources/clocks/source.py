@@ -11,11 +11,10 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Final
 
 from pytools.config import AgentConfig
-from pytools.estimators.clocks import fit_edge
+from pytools.estimators.clocks import fit_edge, headed
 from pytools.estimators.collocation import groups
 from pytools.estimators.congested import Floor, doubted, noise_ns, tells_round_trip, tempered
 from pytools.estimators.drift_history import DriftHistory
@@ -174,9 +173,7 @@ class ClockSource(Source):
             fit = tempered(fit, prior, floor_ns, share) if floor.settled else doubted(fit)
             stepped_ns = now_ns if fit.stepped else None if before is None else before.stepped_ns
             trend = self._trends.setdefault(pinned.index, DriftTrend(self._window_ns * 1e-9))
-            if not fit.carried:
-                trend.push(fit.epoch_ns, fit.drift_ppb, fit.drift_sigma_ppb)
-            fit = replace(fit, trend_ppb_per_s=trend.ppb_per_s)
+            fit = headed(fit, trend)
             self._fitted[pinned.index] = fitted = Fitted(pinned, fit, now_ns, stepped_ns)
             if self._bus.wanted("clock_edge"):
                 self._bus.publish(fitted.signal(self._config.host, self._window_ns, now_ns))
