@@ -31,17 +31,10 @@ QUICK = ("-q", "-m", "not slow", "--hypothesis-profile=quick")
 FREE, TIMED = 4, 2  # sessions
 # Files that take longest, in this order: begun last, one would keep a session after the others have ended.
 LONG = (
-    *(
-        "test_route_kinds",
-        "test_job_verdicts",
-        "test_recording",
-        "test_service",
-        "test_restarts",
-        "test_steering_safety",
-    ),
-    *("test_tcp_program", "test_metrics", "test_service_reload", "test_probes", "test_top_terminal", "test_tcp"),
-    *("test_takeover", "test_standing_queue", "test_hidden_ways", "test_app_delay", "test_clocks", "test_path_mtu"),
-    *("test_operator", "test_pins", "test_demo", "test_path_liveness", "test_labels"),
+    *("test_route_kinds", "test_job_verdicts", "test_recording", "test_service", "test_restarts"),
+    *("test_steering_safety", "test_tcp_program", "test_metrics", "test_service_reload", "test_probes"),
+    *("test_top_terminal", "test_tcp", "test_takeover", "test_standing_queue", "test_hidden_ways", "test_app_delay"),
+    *("test_clocks", "test_path_mtu", "test_operator", "test_pins", "test_demo", "test_path_liveness", "test_labels"),
 )
 CACHE, BEGUN, SPARE = "SWERVE_TEST_CACHE", "SWERVE_TEST_BEGUN", "SWERVE_TEST_SPARE"  # tests/conftest.py
 _ENDING_S = 60

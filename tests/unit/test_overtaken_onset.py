@@ -121,9 +121,9 @@ class World:
     def run(self) -> list[PathDelay]:
         """What is told of the first path from the onset on."""
         told: list[PathDelay] = []
-        steady, extra = list(range(0, END_NS, EVERY_NS)), list[int]()
+        extra: list[int] = []
         for now_ns in range(0, END_NS, EXTRA_NS):
-            if now_ns in steady:
+            if now_ns % EVERY_NS == 0:
                 self.send(now_ns, False)
             elif extra and extra[0] <= now_ns:
                 extra.pop(0)
